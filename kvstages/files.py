@@ -1,0 +1,101 @@
+"""Atomic, deterministic writers and checksums: how every file of the project comes to be.
+
+A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
+leaves the old file or none, never half of one. Nothing written here carries a time stamp or an absolute path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; renamed to ``path`` when the block ends well, removed when it does not."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        # mkstemp makes private files; what a user opens has the ordinary permissions.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 ``text`` with Unix line ends."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Write one record as JSON with sorted keys; NaN and infinity are refused (ValueError): JSON has neither."""
+    write_text(path, json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON record; ValueError names a file that is not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a JSON file ({error})") from error
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV in full precision (the shortest text that reads back to the same number)."""
+    write_text(path, table.to_csv(index=False, lineterminator="\n"))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> None:
+    """Write tensors as safetensors; ``record`` is kept as sorted JSON under the metadata key ``record``.
+
+    One metadata key only: with several, safetensors does not write the same bytes twice.
+    """
+    from safetensors.torch import save_file
+
+    metadata = None if record is None else {"record": json.dumps(record, sort_keys=True)}
+    with atomic_path(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of a safetensors file and its record ({} where there is none); ValueError on any other file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata.get("record", "{}"))  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file ({error})") from error
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file, read in pieces."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

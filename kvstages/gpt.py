@@ -1,0 +1,137 @@
+"""The gpt2-nano decoder, which knows a KV cache only through its ``update`` and ``mask``.
+
+Architecture (STUDY.md, "Pinned artifacts"): token embedding plus fixed sinusoidal positions; each block is
+pre-norm, x + attention(LayerNorm(x)) with separate Q, K, V and *no* output projection, then
+x + MLP(LayerNorm(x)) with a ReLU; no final norm; an untied ``lm_head`` with bias.
+
+Axes: B batch (blocks), T new tokens, S tokens seen, L layers, H heads, D head width, E = H * D, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a decoder; the keys are those of the published checkpoint's ``config``."""
+
+    vocab_size: int
+    context_len: int
+    embedding_dim: int
+    num_layers: int
+    num_heads: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.embedding_dim // self.num_heads
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Cache(Protocol):
+    """What the model asks of a cache: the ``update`` of Hugging Face's caches, and the mask that goes with it."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Take the new keys and values [B, H, T, D] of ``layer``; return those to attend to, [B, H, S, D]."""
+
+    def mask(self, new: int) -> Tensor | None:
+        """Which of the S returned positions each of ``new`` queries may see, bool [T, S]; None means all."""
+
+    def seen(self) -> int:
+        """Number of tokens already stored, before this step."""
+
+
+class CausalCache:
+    """No cache at all: every token of a block in one pass, nothing stored, nothing quantized."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+    def mask(self, new: int) -> Tensor | None:
+        return torch.ones(new, new, dtype=torch.bool).tril()
+
+    def seen(self) -> int:
+        return 0
+
+
+def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
+    """Fixed positions [1, context, E]: sine on even dimensions, cosine on odd ones, base 10,000."""
+    positions = torch.arange(context_len, dtype=torch.float32).unsqueeze(1)
+    rates = torch.exp(torch.arange(0, embedding_dim, 2, dtype=torch.float32) * (-math.log(10_000.0) / embedding_dim))
+    table = torch.zeros(context_len, embedding_dim)
+    table[:, 0::2] = torch.sin(positions * rates)
+    table[:, 1::2] = torch.cos(positions * rates)
+    return table.unsqueeze(0)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q · kᵀ / √D) · v for queries [B, H, T, D] and keys, values [B, H, S, D]; mask bool [T, S]."""
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+class Block(nn.Module):
+    """One pre-norm decoder block."""
+
+    def __init__(self, embedding_dim: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.attn_norm = nn.LayerNorm(embedding_dim)
+        self.Q = nn.Linear(embedding_dim, embedding_dim)
+        self.K = nn.Linear(embedding_dim, embedding_dim)
+        self.V = nn.Linear(embedding_dim, embedding_dim)
+        self.mlp_norm = nn.LayerNorm(embedding_dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(embedding_dim, 4 * embedding_dim), nn.ReLU(), nn.Linear(4 * embedding_dim, embedding_dim)
+        )
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, T, E] to [B, H, T, D]."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, H, T, D] of the hidden states x [B, T, E]."""
+        normed = self.attn_norm(x)
+        return self.split_heads(self.Q(normed)), self.split_heads(self.K(normed)), self.split_heads(self.V(normed))
+
+    def finish(self, x: Tensor, heads: Tensor) -> Tensor:
+        """Add the heads' outputs [B, H, T, D] and then the MLP to the hidden states x [B, T, E]."""
+        x = x + heads.transpose(1, 2).flatten(-2)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def forward(self, x: Tensor, cache: Cache, layer: int, mask: Tensor | None) -> Tensor:
+        queries, keys, values = self.projections(x)
+        keys, values = cache.update(keys, values, layer)
+        return self.finish(x, attend(queries, keys, values, mask))
+
+
+class GPT(nn.Module):
+    """The decoder; parameter names are those of the published checkpoint."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config = config
+        self.input_embedding = nn.Embedding(config.vocab_size, config.embedding_dim)
+        self.register_buffer("pos_embedding", sinusoidal_positions(config.context_len, config.embedding_dim))
+        self.blocks = nn.ModuleList(Block(config.embedding_dim, config.num_heads) for _ in range(config.num_layers))
+        self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size)
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""
+        return self.input_embedding(tokens) + self.pos_embedding[:, start : start + tokens.shape[1]]
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits [B, T, V] of token ids [B, T], which follow the tokens that ``cache`` has already seen."""
+        cache = CausalCache() if cache is None else cache
+        x = self.embed(tokens, cache.seen())
+        mask = cache.mask(tokens.shape[1])
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cache, layer, mask)
+        return self.lm_head(x)
