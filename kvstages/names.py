@@ -1,0 +1,26 @@
+"""How identifiers are written in paths and tables; nothing else formats them."""
+
+from __future__ import annotations
+
+import re
+
+LAYER = r"\d{2,}"
+BUDGET = r"[0-9][0-9.eE+-]*"
+POLICY = rf"bf16|int8|int4|greedy-{BUDGET}"
+
+
+def layer_name(layer: int) -> str:
+    """Layer 3 as ``03``."""
+    return f"{layer:02d}"
+
+
+def greedy_policy(budget: object) -> str:
+    """The greedy policy of a budget, as the budget is written in the configuration: ``greedy-0.01``."""
+    return f"greedy-{budget}"
+
+
+def policy_budget(policy: str) -> float | None:
+    """Budget of a greedy policy's name, None for a uniform one; ValueError on any other name."""
+    if not re.fullmatch(POLICY, policy):
+        raise ValueError(f"policy {policy!r}: expected bf16, int8, int4 or greedy-BUDGET")
+    return float(policy.removeprefix("greedy-")) if policy.startswith("greedy-") else None
