@@ -237,10 +237,15 @@ class BlockCache:
     diagonal and the second only on it. A layer that rounds nothing offers its T exact positions, causally.
     """
 
-    def __init__(self, precisions: Grid, arithmetic: torch.dtype, dense_storage: torch.dtype, device: torch.device | str = "cpu"):
+    def __init__(
+        self, precisions: Grid, arithmetic: torch.dtype, dense_storage: torch.dtype, device: torch.device | str = "cpu"
+    ):
         self.arithmetic, self.dense_storage, self.device = arithmetic, dense_storage, device
         self.exact = [dense_storage == arithmetic and set(row) == {"bf16"} for row in precisions]
-        self.heads = [torch.tensor([h for h, p in enumerate(row) if p != "bf16"], dtype=torch.long, device=device) for row in precisions]
+        self.heads = [
+            torch.tensor([h for h, p in enumerate(row) if p != "bf16"], dtype=torch.long, device=device)
+            for row in precisions
+        ]
         self.levels = [
             torch.tensor([LEVELS[p] for p in row if p != "bf16"], dtype=torch.float32, device=device).view(-1, 1, 1)
             for row in precisions

@@ -68,7 +68,7 @@ def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
     rates = torch.exp(torch.arange(0, embedding_dim, 2, dtype=torch.float32) * (-math.log(10_000.0) / embedding_dim))
     table = torch.zeros(context_len, embedding_dim)
     table[:, 0::2] = torch.sin(positions * rates)
-    table[:, 1::2] = torch.cos(positions * rates)
+    table[:, 1::2] = torch.cos(positions * rates[: embedding_dim // 2])
     return table.unsqueeze(0)
 
 

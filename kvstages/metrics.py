@@ -51,7 +51,7 @@ def divergence(logits: Tensor, reference: Tensor, reference_normaliser: Tensor |
         top = rows.amax(dim=-1, keepdim=True)
         weights = (rows - top).exp_()
         total = weights.sum(dim=-1)
-        mean_gap = weights.mul_(rows.sub_(others)).sum(dim=-1).div_(total)
+        mean_gap = weights.mul_(rows - others).sum(dim=-1).div_(total)
         return mean_gap - ((total.log_() + top.squeeze(-1)) - normaliser)
 
     flat = _by_rows(of_rows, logits.reshape(-1, width), reference.reshape(-1, width), reference_normaliser.reshape(-1))

@@ -132,9 +132,7 @@ def _incremental_logits(
 
     def cache(precision: str, rows: int) -> PackedCache:
         grid = [[precision] * len(row) for row in dense]
-        return PackedCache(
-            grid, rows, model.config.head_dim, arithmetic, dense_storage, length, device=tokens.device
-        )
+        return PackedCache(grid, rows, model.config.head_dim, arithmetic, dense_storage, length, device=tokens.device)
 
     intervened = {precision: cache(precision, blocks) for precision in _quantized_precisions(group)}
     below, above = cache("bf16", blocks), cache("bf16", len(group) * blocks)
