@@ -98,10 +98,9 @@ def test_the_next_write_removes_what_a_kill_left(tmp_path):
     assert killed.returncode == -signal.SIGKILL
     assert not path.exists()
     assert len(names(tmp_path)) == 1
-    other = tmp_path / ".other.abc.partial"
-    other.write_text("another file's")
-    write_text(path, "whole")
-    assert names(tmp_path) == [other.name, "file"]
+    with atomic_path(tmp_path / "file.csv") as other:  # being written at the same time by another process
+        write_text(path, "whole")
+        assert names(tmp_path) == [other.name, "file"]
 
 
 def test_permissions_follow_the_umask(tmp_path):
