@@ -16,6 +16,8 @@ SHIPPED = Path(__file__).parent / "published"
 _BITS = {16: "bf16", 8: "int8", 4: "int4"}
 _LABELS = {"uniform_int8": "int8", "uniform_int4": "int4", "all_bf16": "bf16"}
 _GREEDY = "greedy_kl_budget_"
+# The adapted models were measured with the mixed policy of the first budget (STUDY.md, "Adaptation with cache noise").
+_ADAPTED_POLICY = "greedy-0.01"
 _METRICS = {
     "calibration_proxy_gap": "proxy_gap",
     "held_out_ce": "cross_entropy",
@@ -89,15 +91,17 @@ def published_validation(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def published_adaptation(folder: Path) -> dict[int, dict[str, Any]]:
-    """Adapted seeds: metrics of the "quantized" and the "bf16" cache, and "curve" in the columns of curve.csv.
+    """Adapted seeds: "policies" (metrics by cache policy) and "curve" (rows in the columns of curve.csv).
 
     Steps count from 0, as published; the gradient norm was not published.
     """
     record = read_record(folder / "adaptation.json", ["seeds"])
     return {
         entry["seed"]: {
-            "quantized": _metrics(entry["validation"]),
-            "bf16": _metrics(entry["full_precision_validation"]),
+            "policies": {
+                _ADAPTED_POLICY: _metrics(entry["validation"]),
+                "bf16": _metrics(entry["full_precision_validation"]),
+            },
             "curve": [
                 {"step": row["step"], "loss": row["loss"], "cross_entropy": row["ce"], "kl": row["kl"]}
                 for row in entry["train_curves"]

@@ -36,7 +36,7 @@ def read_columns(path: Path, numbers: Iterable[str], texts: Iterable[str] = ()) 
 
     numbers, texts = list(numbers), list(texts)
     try:
-        table = pd.read_csv(path, float_precision="round_trip", dtype=dict.fromkeys(texts, str))
+        table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a CSV table ({error})") from error
     for column in [*texts, *numbers]:

@@ -1,6 +1,6 @@
 """A study's result files, made of the published figures in the project's formats; what was not published is made up.
 
-Made up, with a fixed seed: positions.csv, the 95 % intervals, the control arm, and the curves of all seeds but the first.
+Made up, with a fixed seed: positions.csv, the 95 % intervals, the control arm, and the curves of the later seeds.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
             if arm == "control":
                 curve["kl"] = np.linspace(0, 1e-5, len(curve))
             write_table(place / "curve.csv", curve)
-            for policy, cache in (("greedy-0.01", "quantized"), ("bf16", "bf16")):
-                metrics = {**adapted[cache], "mean_kl": adapted[cache]["mean_kl"] * factor}
+            for policy, metrics in adapted["policies"].items():
+                metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
     return folder
 
@@ -93,7 +93,8 @@ def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:
         "sequences": BLOCKS, "positions": BLOCKS * POSITIONS, "targets": BLOCKS * (POSITIONS - 1),
         "mean_kl_low": metrics["mean_kl"] * 0.92, "mean_kl_high": metrics["mean_kl"] * 1.09,
         "agreement_low": metrics["agreement"] * 0.99, "agreement_high": min(1.0, metrics["agreement"] * 1.005),
-        "reference_cross_entropy": 2.744030029054672, "proxy": proxy, "tokens_per_cache": 64, "reconstruction_bytes": 4096,
+        "reference_cross_entropy": 2.744030029054672, "proxy": proxy, "tokens_per_cache": 64,
+        "reconstruction_bytes": 4096,
     }  # fmt: skip
 
 

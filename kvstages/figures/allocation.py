@@ -27,7 +27,9 @@ def numbers(policies: Sequence[Path]) -> pd.DataFrame:
         for layer, precisions in enumerate(record["precisions"]):
             for head, precision in enumerate(precisions):
                 if precision not in BITS:
-                    raise ValueError(f"{path}: layer {layer}, head {head}: precision {precision!r}, expected {list(BITS)}")
+                    raise ValueError(
+                        f"{path}: layer {layer}, head {head}: precision {precision!r}, expected {list(BITS)}"
+                    )
                 rows.append((record["policy"], layer, head, precision))
     rows.sort(key=lambda row: (policy_order(row[0]), *row[1:3]))
     return pd.DataFrame(rows, columns=["policy", "layer", "head", "precision"])

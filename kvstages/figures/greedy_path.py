@@ -54,7 +54,9 @@ def draw(table: pd.DataFrame) -> Figure:
         look = line_style(index)
         x, y = steps["total_bytes"] / 1024, scale.place(steps["proxy"])
         axes.plot(x, y, color=look["color"], linestyle=look["linestyle"], lw=1.5)
-        axes.plot(x.iloc[-1], y[-1], look["marker"], color=look["color"], markeredgecolor="white", markersize=7, zorder=4)
+        axes.plot(
+            x.iloc[-1], y[-1], look["marker"], color=look["color"], markeredgecolor="white", markersize=7, zorder=4
+        )
         labels.append((f"end of {label}", x.iloc[-1], y[-1]))
     right = axes.get_xlim()[1]
     for budget in budgets:

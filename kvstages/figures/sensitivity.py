@@ -40,7 +40,10 @@ def draw(table: pd.DataFrame) -> Figure:
     shades = LinearSegmentedColormap.from_list("shades", ["#f7fafc", "#b7cfe0", "#5d8fb8", "#1f4e79", "#08203a"])
     cell_width, cell_height = max(0.34, 2.9 / heads), max(0.25, 1.7 / layers)
     figure = Figure(
-        figsize=(max(7.0, len(precisions) * (heads * min(cell_width, 0.9) + 1.25)), layers * min(cell_height, 0.6) + 1.25),
+        figsize=(
+            max(7.0, len(precisions) * (heads * min(cell_width, 0.9) + 1.25)),
+            layers * min(cell_height, 0.6) + 1.25,
+        ),
         layout="constrained",
     )
     figure.suptitle("Sensitivity: mean calibration KL with one head quantized, all others in BF16", x=0.01, ha="left")
@@ -52,7 +55,9 @@ def draw(table: pd.DataFrame) -> Figure:
         low, high = (positive.min(), positive.max()) if positive.size else (1e-3, 1e-2)
         norm = LogNorm(low, high if high > low else low * 10)
         exponent = int(np.floor(np.log10(np.median(positive)))) if positive.size else 0
-        axes.pcolormesh(norm(np.where(grid > 0, grid, low)).filled(), cmap=shades, vmin=0, vmax=1, edgecolors="w", lw=0.6)
+        axes.pcolormesh(
+            norm(np.where(grid > 0, grid, low)).filled(), cmap=shades, vmin=0, vmax=1, edgecolors="w", lw=0.6
+        )
         for (layer, head), value in np.ndenumerate(grid):
             red, green, blue, _ = shades(float(norm(value)) if value > 0 else 0.0)
             # Relative luminance 0.18 is where black and white text have the same contrast (WCAG).
