@@ -102,7 +102,7 @@ def _value(column: Column, row: dict[str, Any]) -> str:
 
 
 def _write(write: Callable[[Any], str], value: Any) -> str:
-    return "–" if value is None else html.escape(write(value))  # noqa: RUF001
+    return "–" if value is None else html.escape(write(value))
 
 
 def divergence(value: float) -> str:
@@ -112,7 +112,7 @@ def divergence(value: float) -> str:
     if abs(value) >= 1e-4:
         return f"{value:#.4g}".rstrip(".")
     mantissa, exponent = f"{value:.3e}".split("e")
-    return f"{mantissa} × 10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"  # noqa: RUF001
+    return f"{mantissa} × 10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
 def percent(value: float) -> str:
@@ -127,9 +127,9 @@ def count(value: float) -> str:
 
 def factor(value: float) -> str:
     """A compression factor."""
-    return f"{value:.2f}×"  # noqa: RUF001
+    return f"{value:.2f}×"
 
 
 def decimal(places: int) -> Callable[[float], str]:
     """Writer of numbers with so many decimals."""
-    return lambda value: f"{value:,.{places}f}".replace("-", "−")  # noqa: RUF001
+    return lambda value: f"{value:,.{places}f}".replace("-", "−")

@@ -1,7 +1,7 @@
 """The tables of results: each is built as one tidy DataFrame, and laid out from it as a page.
 
-``results``, ``adaptation`` and ``sensitivity_summary`` return (table, page). Where the study repeats a published one, the
-folder of published figures adds a column ``published_...`` beside each measured column that was published.
+``results``, ``adaptation`` and ``sensitivity_summary`` return (table, page). Where the study repeats a published one,
+the folder of published figures adds a column ``published_...`` beside each measured column that was published.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ def sensitivity_summary(
 ) -> tuple[pd.DataFrame, str]:
     """One row a precision: spread of the single-head scores, their trend over layers, and how they add up.
 
-    ``evaluations`` are the evaluation.json of uniform policies; ``sum_over_joint`` is the sum of a precision's scores over
-    the measured mean KL of the uniform policy of that name. ``median_ratio_to_int8`` is the median over heads of score /
-    INT8 score, ``theoretical_ratio_to_int8`` what rounding theory says, the square of the ratio of levels.
+    ``evaluations`` are the evaluation.json of uniform policies; ``sum_over_joint`` is the sum of a precision's scores
+    over the measured mean KL of the uniform policy of that name. ``median_ratio_to_int8`` is the median over heads of
+    score / INT8 score, ``theoretical_ratio_to_int8`` what rounding theory says, the square of the ratio of levels.
     """
     import pandas as pd
 

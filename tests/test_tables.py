@@ -139,5 +139,5 @@ def test_how_numbers_are_written():
         "0.001528",
         "9.261 × 10⁻⁶",
         "1.000",
-    ]  # noqa: RUF001
-    assert [percent(0.97852), count(1572864.0), decimal(2)(-0.984)] == ["97.85 %", "1,572,864", "−0.98"]  # noqa: RUF001
+    ]
+    assert [percent(0.97852), count(1572864.0), decimal(2)(-0.984)] == ["97.85 %", "1,572,864", "−0.98"]

@@ -28,7 +28,7 @@ published_option = click.option(
 def command() -> None:
     """Make one table: HTML for people, CSV in full precision.
 
-    One policy is one folder: where a table asks for an evaluation, it also reads the policy.json beside it if it needs it.
+    One policy is one folder: where a table asks for an evaluation, it may read the policy.json beside it.
     """
 
 

@@ -1,4 +1,4 @@
-"""The allocation map: the precision that each greedy policy gives each head, as shade and as bits written in the cell."""
+"""The allocation map: the precision that a policy gives each head, as shade and as bits written in the cell."""
 
 from __future__ import annotations
 

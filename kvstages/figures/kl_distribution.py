@@ -52,7 +52,8 @@ def draw(table: pd.DataFrame) -> Figure:
     smallest = table["share"].min()
     for index, (label, part) in enumerate(groups):
         axes.plot(
-            scale.place(part["kl"]), part["share"], label=label, **line_style(index), markevery=(7 * index, 40), markersize=4
+            scale.place(part["kl"]), part["share"], label=label, **line_style(index),
+            markevery=(7 * index, 40), markersize=4,
         )  # fmt: skip
     axes.set_yscale("log")
     axes.set_ylim(smallest / 1.3, 1.3)
