@@ -37,7 +37,7 @@ def command() -> None:
 @published_option
 @output_option
 def results_command(evaluations: tuple[Path, ...], published: str | None, output: Path) -> None:
-    """Every held-out metric and the bytes, one row for each policy given; reads the policy.json beside each."""
+    """Every metric of every policy. One row for each policy given; reads the policy.json beside each."""
     from kvstages.tables import results
 
     _write(output, *results(evaluations, _folder(published)))
@@ -51,7 +51,7 @@ def results_command(evaluations: tuple[Path, ...], published: str | None, output
 def adaptation_command(
     adapted: tuple[Path, ...], original: tuple[Path, ...], published: str | None, output: Path
 ) -> None:
-    """KL, agreement and cross entropy by cache policy, arm and seed; arm and seed are told by each file's folder."""
+    """KL and agreement by arm and seed. The folder of each evaluation tells its arm and seed."""
     from kvstages.tables import adaptation
 
     _write(output, *adaptation(original, adapted, _folder(published)))
@@ -65,7 +65,7 @@ def adaptation_command(
 def sensitivity_summary_command(
     evaluations: tuple[Path, ...], sensitivity: Path, published: str | None, output: Path
 ) -> None:
-    """Spread of the single-head scores, their trend over layers, and their sum against the uniform policies' KL."""
+    """The scores in numbers. Spread, trend over layers, and sum against the KL of the uniform policies."""
     from kvstages.tables import sensitivity_summary
 
     _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published)))
