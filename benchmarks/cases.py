@@ -193,10 +193,10 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     spent["adaptation"] += time.perf_counter() - start
     for seed in (1337, 2026, 9001):
         student = random_model(config, dtype)
-        spent["adaptation"] += seconds(lambda student=student, seed=seed: adapt(student, adaptation, targets, arm, seed))
-        spent["adapted"] += seconds(
-            lambda student=student: evaluations(student, [policies[0], policies[3]], reference)
+        spent["adaptation"] += seconds(
+            lambda student=student, seed=seed: adapt(student, adaptation, targets, arm, seed)
         )
+        spent["adapted"] += seconds(lambda student=student: evaluations(student, [policies[0], policies[3]], reference))
     return {"seconds": sum(spent.values()), **{f"seconds_{part}": value for part, value in spent.items()}}
 
 
@@ -206,11 +206,14 @@ def decode_case(
     """Tokens a second of decoding at the full shape, the last ``steps`` positions before ``context``."""
     device = prepare("cpu", threads)
     model = random_model(FULL, dtype)
-    grid = {"bf16": dense_grid(model), "mixed": mixed_policy(FULL), "int8": [["int8"] * 8] * 12, "int4": [["int4"] * 8] * 12}
+    grid = {
+        "bf16": dense_grid(model),
+        "mixed": mixed_policy(FULL),
+        "int8": [["int8"] * 8] * 12,
+        "int4": [["int4"] * 8] * 12,
+    }
     arithmetic = DTYPES[dtype]
-    cache = PackedCache(
-        grid[policy], batch, FULL.head_dim, arithmetic, arithmetic, context, bool(working_copy), device
-    )
+    cache = PackedCache(grid[policy], batch, FULL.head_dim, arithmetic, arithmetic, context, bool(working_copy), device)
     tokens = random_tokens(FULL, batch, context)
     spent = []
     with torch.no_grad():
