@@ -10,6 +10,7 @@ Axes: keys and values [B, H, T, D]; stored together as [2, B, heads, tokens, D],
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,9 +23,10 @@ Grid = Sequence[Sequence[str]]
 
 def check_finite(both: Tensor, layer: int) -> None:
     """ValueError that names layer and head if keys or values [2, B, H, T, D] hold NaN or infinity."""
-    # x - x is zero for every finite number only; one sum over it is cheaper than a mask of the whole tensor.
-    if (both - both).sum() != 0:
-        kind, _, head = (int(index) for index in (~torch.isfinite(both)).nonzero()[0][:3])
+    # A sum is not finite if an element is not; only then (or if it overflows) is each element looked at.
+    if math.isfinite(both.sum()):
+        return
+    for kind, _, head, *_ in (~torch.isfinite(both)).nonzero().tolist():
         raise ValueError(f"layer {layer}, head {head}: NaN or infinity in the {('keys', 'values')[kind]}")
 
 
@@ -47,20 +49,15 @@ class LayerCache:
         if sum(map(len, heads.values())) != len(precisions):
             raise ValueError(f"layer {layer}: a precision among {sorted(set(precisions))} is none of bf16, int8, int4")
         self.layer, self.length, self.head_dim, self.arithmetic = layer, 0, head_dim, arithmetic
-        self.dense_heads = torch.tensor(heads["bf16"], dtype=torch.long, device=device)
-        self.int8_heads = torch.tensor(heads["int8"], dtype=torch.long, device=device)
-        self.int4_heads = torch.tensor(heads["int4"], dtype=torch.long, device=device)
+        self.dense_heads, self.int8_heads, self.int4_heads = (
+            torch.tensor(heads[name], dtype=torch.long, device=device) for name in ("bf16", "int8", "int4")
+        )
         self.quantized_heads = torch.cat((self.int8_heads, self.int4_heads))
-        self.levels = torch.tensor(
-            [LEVELS["int8"]] * len(heads["int8"]) + [LEVELS["int4"]] * len(heads["int4"]),
-            dtype=torch.float32,
-            device=device,
-        ).view(-1, 1, 1)
+        # A step quantizes all heads in one go, each to its own m; what comes out for the dense heads is not used.
+        self.levels = torch.tensor([float(LEVELS.get(p, 1)) for p in precisions], device=device).view(-1, 1, 1)
+        self.is_dense = torch.tensor([p == "bf16" for p in precisions], device=device).view(-1, 1, 1)
         # Dense heads that need no rounding live in the working copy alone; it is their store.
         self.dense_in_past = working_copy and dense_storage == arithmetic
-        self.rounded_heads = self.quantized_heads
-        if not self.dense_in_past:
-            self.rounded_heads = torch.cat((self.quantized_heads, self.dense_heads))
         self.uniform = len(set(precisions)) == 1
         self.working_copy = working_copy
         shapes = {
@@ -83,8 +80,7 @@ class LayerCache:
             past = self.store["past"]
             if self.unsettled is not None:
                 # The last step's exact keys and values have been attended to; now they give way to the stored ones.
-                settled = past[:, :, :, start - self.unsettled.shape[3] : start]
-                settled.index_copy_(2, self.rounded_heads, self.unsettled)
+                past[:, :, :, start - self.unsettled.shape[3] : start] = self.unsettled
             past[:, :, :, start:stop] = fresh
             self.unsettled = self._append(fresh, start, stop)
             seen = past[:, :, :, :stop]
@@ -95,25 +91,27 @@ class LayerCache:
         return seen[0], seen[1]
 
     def _append(self, fresh: Tensor, start: int, stop: int) -> Tensor | None:
-        """Store the new positions; what they will read back as, for the heads that storing rounds (None: no head)."""
-        rounded = []
-        if len(self.quantized_heads):
-            x = fresh if self.uniform else fresh.index_select(2, self.quantized_heads)
-            scale = choose_scale(x)
-            codes = quantize(x, scale, self.levels)
-            eights = len(self.int8_heads)
-            self.store["scales"][:, :, :, start:stop, 0] = scale
-            if eights:
-                self.store["int8"][:, :, :, start:stop] = codes[:, :, :eights]
-            if len(self.int4_heads):
-                self.store["int4"][:, :, :, start:stop] = pack_int4(codes[:, :, eights:])
-            if self.working_copy:
-                rounded.append(dequantize(codes, scale, self.levels, self.arithmetic))
+        """Store the new positions [2, B, H, T, D]; what they will read back as (None: as they are)."""
+        dense = fresh
         if len(self.dense_heads) and not self.dense_in_past:
-            dense = fresh.index_select(2, self.dense_heads).to(self.store["dense"].dtype)
-            self.store["dense"][:, :, :, start:stop] = dense
-            rounded.append(dense.to(self.arithmetic))
-        return torch.cat(rounded, dim=2) if rounded else None
+            dense = fresh.to(self.store["dense"].dtype)
+            self.store["dense"][:, :, :, start:stop] = self._pick(dense, self.dense_heads)
+            dense = dense.to(self.arithmetic)
+        if not len(self.quantized_heads):
+            return None if self.dense_in_past else dense
+        scale = choose_scale(fresh)
+        codes = quantize(fresh, scale, self.levels)
+        self.store["scales"][:, :, :, start:stop, 0] = self._pick(scale, self.quantized_heads)
+        if len(self.int8_heads):
+            self.store["int8"][:, :, :, start:stop] = self._pick(codes, self.int8_heads)
+        if len(self.int4_heads):
+            self.store["int4"][:, :, :, start:stop] = pack_int4(self._pick(codes, self.int4_heads))
+        rounded = dequantize(codes, scale, self.levels, self.arithmetic)
+        return torch.where(self.is_dense, dense, rounded) if len(self.dense_heads) else rounded
+
+    def _pick(self, x: Tensor, heads: Tensor) -> Tensor:
+        """Some heads of x [2, B, H, ...]; x itself where the layer has one precision."""
+        return x if self.uniform else x.index_select(2, heads)
 
     def _reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` positions; capacity at least doubles, so growing copies each position O(1) times."""
@@ -136,7 +134,8 @@ class LayerCache:
             dense = self._stored("dense").to(self.arithmetic)
         eights = len(self.int8_heads)
         codes = torch.cat((self._stored("int8"), unpack_int4(self._stored("int4"), self.head_dim)), dim=2)
-        quantized = dequantize(codes, self._stored("scales").squeeze(-1), self.levels, self.arithmetic)
+        levels = self.levels.index_select(0, self.quantized_heads)
+        quantized = dequantize(codes, self._stored("scales").squeeze(-1), levels, self.arithmetic)
         order = torch.cat((self.dense_heads, self.quantized_heads)).argsort()
         return torch.cat((dense, quantized), dim=2).index_select(2, order)
 

@@ -43,8 +43,9 @@ def quantize(x: Tensor, scale: Tensor, levels: int | Tensor) -> Tensor:
 
     wide = scale.float().unsqueeze(-1)
     steps = (x.float() * levels).div_(torch.where(wide == 0, torch.inf, wide)).round_()
-    limit = torch.as_tensor(levels, dtype=torch.float32, device=x.device)
-    return steps.clamp_(-limit, limit).to(torch.int8)
+    if isinstance(levels, int):
+        return steps.clamp_(-levels, levels).to(torch.int8)
+    return torch.maximum(torch.minimum(steps, levels), -levels).to(torch.int8)
 
 
 def dequantize(codes: Tensor, scale: Tensor, levels: int | Tensor, dtype: torch.dtype) -> Tensor:
