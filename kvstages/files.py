@@ -1,14 +1,18 @@
 """Atomic, deterministic writers and checksums: how every file of the project comes to be.
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
-leaves the old file or none, never half of one. Nothing written here carries a time stamp or an absolute path.
+leaves the old file or none, never half of one, and the next write removes what a kill left behind. Nothing written
+here carries a time stamp or an absolute path.
 """
 
 from __future__ import annotations
 
+import errno
+import glob
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,12 +24,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# The kernel's ways to say that a file cannot grow; these errors come without the file's name.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PARTIAL = ".partial"
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of ``path`` left beside it. One process writes a file at a time."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path to write to; renamed to ``path`` when the block ends well, removed when it does not."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    remove_leftovers(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -37,6 +56,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
@@ -74,13 +97,18 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> None:
     """Write tensors as safetensors; ``record`` is kept as sorted JSON under the metadata key ``record``.
 
-    One metadata key only: with several, safetensors does not write the same bytes twice.
+    One metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when
+    the disk is full (safetensors has an error of its own for that).
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     metadata = None if record is None else {"record": json.dumps(record, sort_keys=True)}
     with atomic_path(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path}: cannot be written ({error})") from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -90,9 +118,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata.get("record", "{}"))  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file ({error})") from error
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        record = json.loads(metadata.get("record", "{}"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}: its record is {type(record).__name__}, expected a mapping")
+    return tensors, record
 
 
 def sha256(path: Path) -> str:

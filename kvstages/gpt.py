@@ -10,30 +10,13 @@ Axes: B batch (blocks), T new tokens, S tokens seen, L layers, H heads, D head w
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Shape of a decoder; the keys are those of the published checkpoint's ``config``."""
-
-    vocab_size: int
-    context_len: int
-    embedding_dim: int
-    num_layers: int
-    num_heads: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.embedding_dim // self.num_heads
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+from kvstages.model_config import GPTConfig
 
 
 class Cache(Protocol):

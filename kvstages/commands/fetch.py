@@ -1,0 +1,43 @@
+"""``kvstages fetch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("fetch")
+@click.option(
+    "--source",
+    type=click.Choice(["bundled", "hub", "local"]),
+    required=True,
+    help="Where the artifact lies: a folder of the repository, a Hugging Face hub, or any folder.",
+)
+@click.option(
+    "--location",
+    required=True,
+    help="bundled: a folder below the working directory; hub: owner/name of a model repository; local: a folder.",
+)
+@click.option("--revision", default=None, metavar="HEX", help="hub only, and required there: the 40-digit commit.")
+@click.option("--path", required=True, help="Path of the file inside the location.")
+@click.option("--sha256", required=True, metavar="HEX", help="The 64-digit checksum that the file must have.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="File to write.")
+def command(source: str, location: str, revision: str | None, path: str, sha256: str, output: Path) -> None:
+    """Copy or download one pinned artifact and verify its sha256.
+
+    Reads one file of a folder (bundled, local) or of a model repository on a Hugging Face hub at one commit (hub, by
+    default https://huggingface.co; the environment variable HF_ENDPOINT names another, HF_TOKEN opens a private one).
+    Writes OUTPUT, byte for byte the same file, only once its checksum matches.
+
+    Refuses a revision that is not a commit, a path that leaves its location, a hub that answers with another commit
+    than asked, and wrong bytes. A hub that does not answer is given up within seconds. The hub's cache on this machine
+    is neither read nor written, so a bad download is not found again: run the command once more.
+
+    \b
+    kvstages fetch --source bundled --location resources/bundled/sotu-12x8 --path vocab.json \\
+        --sha256 SHA256 --output resources/embedded/vocabulary/vocab.json
+    """
+    from kvstages.artifacts import fetch
+
+    fetch(source, location, revision, path, sha256, output)

@@ -1,0 +1,335 @@
+"""Checks of a whole configuration, in plain Python: what a schema cannot say, and every error in one line.
+
+``config/config.yaml`` holds what all studies share (``check_shared``), ``config/studies/STUDY.yaml`` one study
+(``load_study``, ``check_study``). config/README.md explains the keys. Imports neither torch nor snakemake, so that the
+Snakefile can check before anything runs.
+
+A budget names the folder of its policy by ``str(budget)``: what YAML reads as a number is written in its shortest
+form, so 0.10 in the file gives ``greedy-0.1`` and 1e-3 gives ``greedy-0.001``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvstages.artifacts import SOURCES, check_artifact, check_inside
+from kvstages.names import BUDGET
+from kvstages.windows import SMALLEST_BLOCK, check_windows
+
+SHARED = "config/config.yaml"
+NAME = r"[a-z0-9-]+"
+DEVICES = ("auto", "cpu", "cuda")
+EXECUTIONS = ("parallel", "incremental")
+DTYPES = ("float32", "bfloat16", "float64")
+PRECISIONS = ("int8", "int4")
+WINDOWS = ("calibration", "adaptation", "reserved", "validation")
+FILES = ("checkpoint", "vocabulary", "merges", "shard")
+ARMS = ("noise", "control")
+# Noise of more bits than a cache's widest code would be none.
+NOISE_BITS = range(2, 9)
+# Importing torch alone takes about 220 MB.
+LEAST_MEMORY_MB = 256
+# What torch.manual_seed takes without wrapping round.
+SEEDS = range(2**63)
+
+Check = Callable[[str, Any], None]
+
+
+def check_shared(config: Mapping[str, Any]) -> None:
+    """Check what all studies share; ValueError names the file, the key, what was found and what was expected."""
+    try:
+        keys(
+            config,
+            "",
+            {
+                "studies": studies,
+                "device": one_of(DEVICES),
+                "threads": whole(1, "a number of CPU threads"),
+                "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
+            },
+        )
+    except ValueError as error:
+        raise ValueError(f"{SHARED}: {error}") from error
+
+
+def check_study(name: str, study: Mapping[str, Any]) -> None:
+    """Check one study; ValueError names its file, the key, what was found and what was expected."""
+    if not re.fullmatch(NAME, name):
+        raise ValueError(f"study {name!r}: expected a name of lower-case letters, digits and hyphens")
+    try:
+        keys(
+            study,
+            "",
+            {
+                "title": text,
+                "artifacts": artifacts,
+                "block": whole(SMALLEST_BLOCK, "tokens"),
+                "windows": windows,
+                "execution": one_of(EXECUTIONS),
+                "arithmetic": one_of(DTYPES),
+                "dense_storage": one_of(DTYPES),
+                "precisions": precisions,
+                "budgets": budgets,
+                "adaptation": adaptation,
+            },
+            {"published": text},
+        )
+        check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
+    except ValueError as error:
+        raise ValueError(f"{study_file(name)}: {error}") from error
+
+
+def study_file(name: str) -> str:
+    """Path of a study's configuration."""
+    return f"config/studies/{name}.yaml"
+
+
+class StudyLoader(yaml.SafeLoader):
+    """YAML without repeated keys, and with 1e-6 read as a number (YAML 1.1 would have it a text)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {key.value} appears again (first in line {seen[key.value]})",
+                    problem_mark=key.start_mark,
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+StudyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_study(path: Path) -> dict[str, Any]:
+    """The mapping in a study's YAML file, unchecked; ValueError names the file and line of a mistake in the YAML."""
+    try:
+        study = yaml.load(Path(path).read_text(encoding="utf-8"), StudyLoader)  # noqa: S506: a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{path}: {where}{error.problem or error.context}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML file ({error})") from error
+    if not isinstance(study, dict):
+        raise ValueError(f"{path}: holds {kind(study)}, expected keys and values")
+    return study
+
+
+# Checks of one value. Each gets the value's key as a user would write it (artifacts.files.shard.path, budgets[1]).
+
+
+def keys(value: Any, where: str, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> None:
+    """Check a mapping: no unknown key, no missing one, and each value by its own check."""
+    known = {**required, **(optional or {})}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where + ': ' if where else ''}{kind(value)}, expected the keys {', '.join(known)}")
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+            raise ValueError(f"{join(where, key)}: unknown key; {hint}")
+    for key in required:
+        if key not in value:
+            raise ValueError(f"{join(where, key)}: missing")
+    for key in value:
+        known[key](join(where, key), value[key])
+
+
+def join(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def kind(value: Any) -> str:
+    """A value's kind in the words of YAML."""
+    for types, word in ((type(None), "nothing"), (bool, "true or false"), ((list, tuple), "a list"), (Mapping, "keys")):
+        if isinstance(value, types):
+            return word
+    return f"the text {value!r}" if isinstance(value, str) else repr(value)
+
+
+def text(where: str, value: Any) -> None:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where}: {kind(value)}, expected a text")
+
+
+def one_of(choices: Iterable[str]) -> Check:
+    """One of several words."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"{where}: {kind(value)}, expected one of {', '.join(choices)}")
+
+    return check
+
+
+def whole(least: int, unit: str) -> Check:
+    """A whole number of at least ``least``."""
+
+    def check(where: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{where}: {kind(value)}, expected a whole number ({unit})")
+        if value < least:
+            raise ValueError(f"{where}: {value}, expected at least {least} ({unit})")
+
+    return check
+
+
+def number(positive: bool) -> Check:
+    """A finite number, above 0 or of 0 or more."""
+
+    def check(where: str, value: Any) -> None:
+        expected = "a number above 0" if positive else "a number of 0 or more"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{where}: {kind(value)}, expected {expected}")
+        if not math.isfinite(value) or value < 0 or (positive and value == 0):
+            raise ValueError(f"{where}: {value}, expected {expected}")
+
+    return check
+
+
+def each(where: str, value: Any, check: Check, what: str) -> None:
+    """A list that is not empty, without repeated entries, each entry by its own check."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where}: {kind(value)}, expected a list of {what}")
+    if not value:
+        raise ValueError(f"{where}: empty, expected at least one of {what}")
+    for index, entry in enumerate(value):
+        check(f"{where}[{index}]", entry)
+        if entry in value[:index]:
+            raise ValueError(f"{where}[{index}]: {entry} repeats {where}[{value.index(entry)}]")
+
+
+def studies(where: str, value: Any) -> None:
+    def check(where: str, name: Any) -> None:
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise ValueError(f"{where}: {kind(name)}, expected a name of lower-case letters, digits and hyphens")
+
+    each(where, value, check, "names of files in config/studies")
+
+
+def artifacts(where: str, value: Any) -> None:
+    """Where the four pinned files come from, and their checksums."""
+
+    def file(where: str, value: Any) -> None:
+        keys(value, where, {"path": text, "sha256": digits(64)})
+
+    revision = {"revision": digits(40)}
+    hub = isinstance(value, Mapping) and value.get("source") == "hub"
+    required = {
+        "source": one_of(SOURCES),
+        "location": text,
+        "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, file)),
+    }
+    if isinstance(value, Mapping) and not hub and "revision" in value and value.get("source") in SOURCES:
+        raise ValueError(f"{where}.revision: only source hub has revisions, this is {value['source']}")
+    keys(value, where, required | (revision if hub else {}), {} if hub else revision)
+    for name, pinned in value["files"].items():
+        try:
+            check_artifact(value["source"], value["location"], value.get("revision"), pinned["path"], pinned["sha256"])
+        except ValueError as error:
+            raise ValueError(f"{where} ({name}): {error}") from error
+    checkpoint = value["files"]["checkpoint"]["path"]
+    if not checkpoint.endswith((".pt", ".safetensors")):
+        raise ValueError(f"{where}.files.checkpoint.path: {checkpoint}, expected a .pt or .safetensors file")
+
+
+def digits(count: int) -> Check:
+    """A checksum or commit of so many hexadecimal digits."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{count}}}", value):
+            raise ValueError(f"{where}: {kind(value)}, expected a text of {count} lower-case hexadecimal digits")
+
+    return check
+
+
+def windows(where: str, value: Any) -> None:
+    """The four windows, each a start and an end; their order and lengths are checked with the block."""
+
+    def positions(where: str, value: Any) -> None:
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise ValueError(f"{where}: {kind(value)}, expected [start, end] in token positions")
+        for index, position in enumerate(value):
+            whole(0, "a token position")(f"{where}[{index}]", position)
+
+    keys(value, where, dict.fromkeys(WINDOWS, positions))
+
+
+def precisions(where: str, value: Any) -> None:
+    each(where, value, one_of(PRECISIONS), "precisions")
+    missing = [precision for precision in PRECISIONS if precision not in value]
+    if missing:
+        raise ValueError(f"{where}: lacks {missing[0]}; the allocation steps from bf16 to int8 to int4 and needs both")
+
+
+def budgets(where: str, value: Any) -> None:
+    """KL budgets in nats, each once as a number, whatever its text."""
+
+    def budget(where: str, value: Any) -> None:
+        expected = "expected a KL budget of 0 or more, in nats"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{where}: {kind(value)} is not a number; {expected}")
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: {value} is not finite; {expected}")
+        if value < 0:
+            raise ValueError(f"{where}: {value} is negative; {expected}")
+        if not re.fullmatch(BUDGET, str(value)):  # -0.0
+            raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+
+    each(where, value, budget, "KL budgets, in nats")
+
+
+def adaptation(where: str, value: Any) -> None:
+    """Training with cache noise: settings, seeds and arms."""
+
+    def seed(where: str, value: Any) -> None:
+        whole(0, "a seed")(where, value)
+        if value not in SEEDS:
+            raise ValueError(f"{where}: {value}, expected less than 2^63 (a seed)")
+
+    def noise(where: str, value: Any) -> None:
+        whole(NOISE_BITS.start, "bits of noise")(where, value)
+        if value not in NOISE_BITS:
+            raise ValueError(f"{where}: {value}, expected at most {NOISE_BITS.stop - 1} (bits of noise)")
+
+    def no_noise(where: str, value: Any) -> None:
+        if value is not None:
+            raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
+
+    def arms(where: str, value: Any) -> None:
+        known = {
+            "noise": lambda where, value: keys(value, where, {"noise_bits": noise}),
+            "control": lambda where, value: keys(value, where, {"noise_bits": no_noise}),
+        }
+        keys(value, where, {}, known)
+        if not value:
+            raise ValueError(f"{where}: empty, expected at least one of {', '.join(known)}")
+
+    keys(
+        value,
+        where,
+        {
+            "steps": whole(1, "training steps"),
+            "batch": whole(1, "blocks a step"),
+            "learning_rate": number(positive=True),
+            "weight_decay": number(positive=False),
+            "clip": number(positive=True),
+            "beta": number(positive=False),
+            "seeds": lambda where, value: each(where, value, seed, "seeds"),
+            "arms": arms,
+        },
+    )
