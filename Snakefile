@@ -28,7 +28,8 @@ try:
         check_study(study, settings)
     for study in config["studies"]:
         if study not in STUDIES:
-            raise ValueError(f"studies: no file config/studies/{study}.yaml; there are: {', '.join(STUDIES)}")
+            known = ", ".join(STUDIES)
+            raise ValueError(f"config/config.yaml: studies: no file config/studies/{study}.yaml; there are: {known}")
 except ValueError as error:
     raise WorkflowError(str(error)) from None
 

@@ -31,15 +31,11 @@ def data_files(module: str, package: Path) -> list[Path]:
 
 
 def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node under ``node`` that may run: all but the bodies of ``if TYPE_CHECKING:``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-            children = child.orelse
-        else:
-            yield child
-            children = [child]
-        for each in children:
-            yield from running_nodes(each)
+    """``node`` and every node under it that may run: all but the bodies of ``if TYPE_CHECKING:``."""
+    yield node
+    typing_only = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    for child in node.orelse if typing_only else ast.iter_child_nodes(node):
+        yield from running_nodes(child)
 
 
 @cache
