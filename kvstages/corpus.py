@@ -13,7 +13,9 @@ from collections.abc import Mapping
 
 PARAGRAPH = "\n"
 ALPHABET = "".join(map(chr, range(33, 127))) + PARAGRAPH
-_PLAIN = str.maketrans({"—": "-", "–": "-", "•": "-", "“": '"', "”": '"', "‘": "'", "’": "'", "⁄": "/", "£": "L", "°": "o"})
+_PLAIN = str.maketrans(
+    {"—": "-", "–": "-", "•": "-", "“": '"', "”": '"', "‘": "'", "’": "'", "⁄": "/", "£": "L", "°": "o"}
+)
 
 
 def normalise(text: str) -> str:

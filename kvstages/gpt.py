@@ -25,8 +25,8 @@ class Cache(Protocol):
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Take the new keys and values [B, H, T, D] of ``layer``; return those to attend to, [B, H, S, D]."""
 
-    def mask(self, new: int) -> Tensor | None:
-        """Which of the S returned positions each of ``new`` queries may see, bool [T, S]; None means all."""
+    def mask(self, new: int, layer: int) -> Tensor | None:
+        """Which of the S positions that ``update`` will return each of ``new`` queries may see, [T, S]; None: all."""
 
     def seen(self) -> int:
         """Number of tokens already stored, before this step."""
@@ -38,7 +38,7 @@ class CausalCache:
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         return keys, values
 
-    def mask(self, new: int) -> Tensor | None:
+    def mask(self, new: int, layer: int) -> Tensor | None:
         return torch.ones(new, new, dtype=torch.bool).tril()
 
     def seen(self) -> int:
@@ -51,13 +51,20 @@ def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
     rates = torch.exp(torch.arange(0, embedding_dim, 2, dtype=torch.float32) * (-math.log(10_000.0) / embedding_dim))
     table = torch.zeros(context_len, embedding_dim)
     table[:, 0::2] = torch.sin(positions * rates)
-    table[:, 1::2] = torch.cos(positions * rates)
+    table[:, 1::2] = torch.cos(positions * rates[: embedding_dim // 2])
     return table.unsqueeze(0)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q · kᵀ / √D) · v for queries [B, H, T, D] and keys, values [B, H, S, D]; mask bool [T, S]."""
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+def attend_through(cache: Cache, queries: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+    """Hand the new keys and values to the cache and attend to what it gives back: [B, H, T, D]."""
+    mask = cache.mask(queries.shape[2], layer)
+    keys, values = cache.update(keys, values, layer)
+    return attend(queries, keys, values, mask)
 
 
 class Block(nn.Module):
@@ -89,10 +96,9 @@ class Block(nn.Module):
         x = x + heads.transpose(1, 2).flatten(-2)
         return x + self.mlp(self.mlp_norm(x))
 
-    def forward(self, x: Tensor, cache: Cache, layer: int, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
         queries, keys, values = self.projections(x)
-        keys, values = cache.update(keys, values, layer)
-        return self.finish(x, attend(queries, keys, values, mask))
+        return self.finish(x, attend_through(cache, queries, keys, values, layer))
 
 
 class GPT(nn.Module):
@@ -110,11 +116,13 @@ class GPT(nn.Module):
         """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""
         return self.input_embedding(tokens) + self.pos_embedding[:, start : start + tokens.shape[1]]
 
+    def run_layers(self, x: Tensor, cache: Cache, first: int = 0, last: int | None = None) -> Tensor:
+        """Hidden states [B, T, E] after layers first, first + 1, ... up to but without ``last``."""
+        for layer in range(first, self.config.num_layers if last is None else last):
+            x = self.blocks[layer](x, cache, layer)
+        return x
+
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits [B, T, V] of token ids [B, T], which follow the tokens that ``cache`` has already seen."""
         cache = CausalCache() if cache is None else cache
-        x = self.embed(tokens, cache.seen())
-        mask = cache.mask(tokens.shape[1])
-        for layer, block in enumerate(self.blocks):
-            x = block(x, cache, layer, mask)
-        return self.lm_head(x)
+        return self.lm_head(self.run_layers(self.embed(tokens, cache.seen()), cache))

@@ -72,9 +72,7 @@ def optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
         else:
             (inner if name.startswith("blocks.") else matrices).append(parameter)
     return [
-        torch.optim.Muon(
-            inner, lr=recipe.muon_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(inner, lr=recipe.muon_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
             [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=recipe.adamw_lr,
@@ -146,9 +144,7 @@ def held_out_loss(model: GPT, tokens: np.ndarray, rows: int = 16) -> float:
     total = 0.0
     for start in range(0, count, rows):
         logits = model(inputs[start : start + rows])
-        total += F.cross_entropy(
-            logits.flatten(0, 1), targets[start : start + rows].flatten(), reduction="sum"
-        ).item()
+        total += F.cross_entropy(logits.flatten(0, 1), targets[start : start + rows].flatten(), reduction="sum").item()
     return total / (count * width)
 
 

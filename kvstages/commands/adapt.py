@@ -1,0 +1,87 @@
+"""``kvstages adapt``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvstages.commands import options
+
+
+@click.command("adapt")
+@options.model
+@options.windows
+@click.option("--window", default="adaptation", show_default=True, help="Window to train on.")
+@click.option("--reference", type=options.INPUT, required=True, help="The original model's logits on that window.")
+@click.option(
+    "--noise-bits", type=click.IntRange(2, 8), default=None, help="Precision whose rounding the noise imitates."
+)
+@click.option("--no-noise", is_flag=True, help="The control: the same steps without noise.")
+@click.option("--seed", type=int, required=True, help="Seed of the noise.")
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Blocks a step.")
+@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-6, show_default=True)
+@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.01, show_default=True)
+@click.option(
+    "--clip", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Largest gradient norm."
+)
+@click.option(
+    "--beta", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Weight of the KL in the loss."
+)
+@options.arithmetic
+@options.device
+@options.threads
+@click.option("--output", type=options.OUTPUT, required=True, help="Safetensors file to write the adapted weights to.")
+@click.option("--curve", type=options.OUTPUT, required=True, help="CSV file to write each step's losses to.")
+def command(
+    model: Path,
+    windows: Path,
+    window: str,
+    reference: Path,
+    noise_bits: int | None,
+    no_noise: bool,
+    seed: int,
+    steps: int,
+    batch: int,
+    learning_rate: float,
+    weight_decay: float,
+    clip: float,
+    beta: float,
+    arithmetic: str,
+    device: str,
+    threads: int,
+    output: Path,
+    curve: Path,
+) -> None:
+    """Train a copy of the model for a few steps with noise in its KV cache.
+
+    The loss is cross entropy plus beta times the KL to the frozen original; parameters are kept in the arithmetic
+    dtype, as in the study. Blocks are taken in order and round the window.
+
+    Example: kvstages adapt --model model.safetensors --windows windows.safetensors --reference
+    reference/adaptation.safetensors --noise-bits 4 --seed 1337 --output adapted.safetensors --curve curve.csv
+    """
+    import pandas as pd
+
+    from kvstages.adaptation import Arm, adapt
+    from kvstages.checkpoints import load_model, save_model
+    from kvstages.files import read_tensors, write_table
+    from kvstages.runtime import DTYPES, prepare
+    from kvstages.windows import load_window
+
+    if no_noise == (noise_bits is not None):
+        raise click.UsageError("give either --noise-bits or --no-noise")
+    place = prepare(device, threads)
+    decoder = load_model(model, DTYPES[arithmetic], place)
+    tokens = load_window(windows, window).to(place)
+    logits = read_tensors(reference)[0]["logits"]
+    if logits.shape[:2] != tokens.shape:
+        raise ValueError(
+            f"{reference}: logits of {tuple(logits.shape[:2])} positions, the window has {tuple(tokens.shape)}"
+        )
+    arm = Arm(noise_bits, steps, batch, learning_rate, weight_decay, clip, beta)
+    with options.progress(f"adapt, seed {seed}") as report:
+        records = adapt(decoder, tokens, logits, arm, seed, report)
+    save_model(output, decoder.config, decoder.state_dict())
+    write_table(curve, pd.DataFrame(records).rename_axis("step").reset_index())

@@ -1,0 +1,63 @@
+"""``kvstages evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvstages.commands import options
+
+
+@click.command("evaluate")
+@options.model
+@options.windows
+@options.window
+@click.option("--policy", type=options.INPUT, required=True, help="Policy, from the stage allocate.")
+@click.option("--reference", type=options.INPUT, required=True, help="Logits, from the stage reference.")
+@options.measuring
+@click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the figures to.")
+@click.option("--positions", type=options.OUTPUT, required=True, help="CSV file to write each position's metrics to.")
+def command(
+    model: Path,
+    windows: Path,
+    window: str,
+    policy: Path,
+    reference: Path,
+    execution: str,
+    arithmetic: str,
+    dense_storage: str,
+    device: str,
+    threads: int,
+    memory_mb: int,
+    output: Path,
+    positions: Path,
+) -> None:
+    """Measure a whole policy jointly on a window against the reference.
+
+    Writes KL (mean with a 95 % bootstrap interval over blocks, percentiles, maximum), agreement of the argmaxes,
+    cross entropy, perplexity, logit deviation, first disagreement, and the bytes of one cache; and a table with a row
+    for each position. The reference must have been computed in the same way, on the same kind of device.
+
+    Example: kvstages evaluate --model model.safetensors --windows windows.safetensors --window validation
+    --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
+    """
+    from kvstages.checkpoints import load_model
+    from kvstages.evaluation import evaluate
+    from kvstages.files import read_json, read_tensors, write_json, write_table
+    from kvstages.runtime import Setting, prepare
+    from kvstages.windows import load_window
+
+    setting = Setting(execution, arithmetic, dense_storage)
+    place = prepare(device, threads)
+    record = {**setting.as_dict(), "device": place.type, "threads": threads, "window": window}
+    tensors, made = read_tensors(reference)
+    if made != record:
+        raise ValueError(f"{reference}: computed with {made}, but the policy is to be evaluated with {record}")
+    chosen = read_json(policy)
+    decoder = load_model(model, setting.dtypes[0], place)
+    tokens = load_window(windows, window).to(place)
+    with options.progress(f"evaluate, {chosen['policy']}") as report:
+        figures, table = evaluate(decoder, tokens, chosen, tensors["logits"], setting, memory_mb << 20, report)
+    write_table(positions, table)
+    write_json(output, {"policy": chosen["policy"], **record, **figures})

@@ -1,0 +1,77 @@
+"""Options that several stages share, and progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
+
+model = click.option("--model", type=INPUT, required=True, help="Weights, from the stage convert.")
+windows = click.option("--windows", type=INPUT, required=True, help="Token windows, from the stage windows.")
+window = click.option("--window", required=True, help="Name of the window to use, such as calibration.")
+arithmetic = click.option(
+    "--arithmetic",
+    type=click.Choice(["float32", "bfloat16", "float64"]),
+    default="float32",
+    show_default=True,
+    help="Dtype of weights and activations.",
+)
+device = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto takes CUDA where there is one.",
+)
+threads = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="CPU threads. Part of the configuration: sums may differ in their last digits between thread counts.",
+)
+memory = click.option(
+    "--memory-mb",
+    type=click.IntRange(min=1),
+    default=2048,
+    show_default=True,
+    help="Memory for what goes through the model together; what does not fit follows in further passes.",
+)
+execution = click.option(
+    "--execution",
+    type=click.Choice(["parallel", "incremental"]),
+    default="parallel",
+    show_default=True,
+    help="All positions of a block in one pass, or token by token through the packed cache.",
+)
+dense_storage = click.option(
+    "--dense-storage",
+    type=click.Choice(["float32", "bfloat16", "float64"]),
+    default="float32",
+    show_default=True,
+    help="Dtype in which unquantized heads are kept while measuring. Bytes always count them as BF16.",
+)
+
+
+def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how a study is measured and on what."""
+    for option in (memory, threads, device, dense_storage, arithmetic, execution):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[float], None]]:
+    """A bar on standard error that is told the share done; nothing at all where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    with click.progressbar(length=1000, label=label, file=sys.stderr) as bar:
+        yield lambda done: bar.update(int(done * 1000) - bar.pos)

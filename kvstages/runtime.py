@@ -1,0 +1,61 @@
+"""What a stage computes on and in: device, threads, determinism, and the dtypes by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+
+import torch
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+EXECUTIONS = ("parallel", "incremental")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a study is measured. ``arithmetic`` is the model's dtype, ``dense_storage`` that of unquantized heads in the
+    cache: two ideas, equal in the published study (BF16)."""
+
+    execution: str
+    arithmetic: str
+    dense_storage: str
+
+    def __post_init__(self) -> None:
+        if self.execution not in EXECUTIONS:
+            raise ValueError(f"execution {self.execution!r}: expected one of {', '.join(EXECUTIONS)}")
+        for key in ("arithmetic", "dense_storage"):
+            if getattr(self, key) not in DTYPES:
+                raise ValueError(f"{key} {getattr(self, key)!r}: expected one of {', '.join(DTYPES)}")
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """Arithmetic and dense storage."""
+        return DTYPES[self.arithmetic], DTYPES[self.dense_storage]
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def prepare(device: str, threads: int) -> torch.device:
+    """Switch on deterministic algorithms, fix the number of CPU threads, and resolve auto, cpu or cuda.
+
+    Sums in floating point may differ between thread counts, so the count is part of a study's configuration.
+    ValueError if CUDA is asked for where there is none.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device {device!r}: expected auto, cpu or cuda")
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ValueError("device cuda: PyTorch finds no CUDA device here; set device to cpu or auto")
+    torch.set_num_threads(threads)
+    if device == "cpu" or not available:
+        torch.use_deterministic_algorithms(True)
+        return torch.device("cpu")
+    # cuBLAS is deterministic only with a fixed workspace, and the fused attention kernels' backward passes are not.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return torch.device("cuda")
