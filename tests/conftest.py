@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -52,14 +53,12 @@ def decoder() -> Any:
 
 def write_tokens(folder: Path, shard: Path) -> None:
     """vocab.json and merges.json of a tokenizer, and a shard of random tokens."""
-    import json
-
     import numpy as np
 
     from kvstages.shards import write_shard
     from kvstages.tokenizer import train_tokenizer
 
-    tokenizer = train_tokenizer(["the cache holds what the head has seen " * 9], 24, "abcdefghijklmnopqrstuvwxyz")
+    tokenizer = train_tokenizer(["the cache holds what the head has seen " * 9], 40, "abcdefghijklmnopqrstuvwxyz")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "vocab.json", tokenizer.vocabulary)
     write_text(folder / "merges.json", json.dumps(tokenizer.merges) + "\n")
@@ -117,9 +116,9 @@ class Project:
         self.environment = {**os.environ, "PATH": search, "OMP_NUM_THREADS": "1", **(environment or {})}
 
     def configure(self, study: dict[str, Any], shared: dict[str, Any] = SHARED) -> None:
-        """Write config/config.yaml and config/studies/small.yaml (JSON is YAML)."""
-        write_json(self.folder / "config" / "config.yaml", shared)
-        write_json(self.folder / "config" / "studies" / "small.yaml", study)
+        """Write config/config.yaml and config/studies/small.yaml (JSON is YAML; windows keep their order)."""
+        write_text(self.folder / "config" / "config.yaml", json.dumps(shared))
+        write_text(self.folder / "config" / "studies" / "small.yaml", json.dumps(study))
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "snakemake", "--snakefile", str(self.snakefile), "--cores", "1", *arguments]

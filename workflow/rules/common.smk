@@ -111,7 +111,7 @@ def training_arguments(wildcards):
     settings = study["adaptation"]
     bits = settings["arms"][wildcards.arm]["noise_bits"]
     return [
-        *("--arm", wildcards.arm, *(["--no-noise"] if bits is None else ["--noise-bits", bits])),
+        *(["--no-noise"] if bits is None else ["--noise-bits", bits]),
         *("--seed", wildcards.seed, "--steps", settings["steps"], "--batch", settings["batch"]),
         *("--learning-rate", settings["learning_rate"], "--weight-decay", settings["weight_decay"]),
         *("--clip", settings["clip"], "--beta", settings["beta"]),
