@@ -29,7 +29,8 @@ def choose_scale(x: Tensor) -> Tensor:
     """Scale of vectors x [..., D]: the largest magnitude, as stored, FP16 [...]; saturates at 65,504."""
     import torch
 
-    return x.abs().amax(dim=-1).clamp(max=LARGEST_SCALE).to(torch.float16)
+    # In FP32 first: as BF16 the limit itself would round up to 65,536, which FP16 does not hold.
+    return x.abs().amax(dim=-1).float().clamp(max=LARGEST_SCALE).to(torch.float16)
 
 
 def quantize(x: Tensor, scale: Tensor, levels: int | Tensor) -> Tensor:

@@ -1,0 +1,28 @@
+"""Small random decoders for tests."""
+
+from __future__ import annotations
+
+import torch
+
+from kvstages.gpt import GPT, GPTConfig
+
+
+def random_model(
+    layers: int = 3, heads: int = 2, head_dim: int = 8, vocab: int = 50, context: int = 32, seed: int = 0, dtype=torch.float32
+) -> GPT:
+    """A decoder whose weights are large enough that every part of it matters."""
+    model = GPT(GPTConfig(vocab, context, heads * head_dim, layers, heads))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            fan_in = parameter.shape[-1] if parameter.dim() > 1 else 1
+            parameter.normal_(std=fan_in**-0.5 if parameter.dim() > 1 else 0.2, generator=generator)
+        for block in model.blocks:
+            block.attn_norm.weight += 1
+            block.mlp_norm.weight += 1
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def random_tokens(blocks: int = 3, length: int = 12, vocab: int = 50, seed: int = 1) -> torch.Tensor:
+    """Token ids [B, T]."""
+    return torch.randint(vocab, (blocks, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,86 @@
+"""Adaptation: the noise, the batches, the loss and the arms."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from models import random_model, random_tokens
+
+from kvstages.adaptation import Arm, NoiseCache, adapt, batches, losses
+from kvstages.execution import dense_grid, window_logits
+from kvstages.metrics import divergence
+from kvstages.runtime import Setting
+
+ARM = Arm(noise_bits=4, steps=6, batch=2, learning_rate=1e-3, weight_decay=0.01, clip=1.0, beta=1.0)
+
+
+def frozen(model, tokens):
+    setting = Setting("parallel", "float32", "float32")
+    return torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, 1 << 30)])
+
+
+def test_the_noise_is_uniform_within_half_a_step_and_fresh():
+    x = torch.randn(4, 3, 50, 16)
+    cache = NoiseCache(4, torch.Generator().manual_seed(0))
+    keys, values = cache.update(x, x, 0)
+    reach = x.abs().amax(dim=-1, keepdim=True) / 14
+    share = (keys - x) / reach
+    assert share.abs().max() <= 1 + 1e-5 and share.abs().max() > 0.99
+    assert abs(float(share.mean())) < 0.01 and float(share.var()) == pytest.approx(1 / 3, rel=0.03)
+    assert not torch.equal(keys, values)
+    assert not torch.equal(cache.update(x, x, 0)[0], keys)
+
+
+def test_the_control_adds_nothing():
+    x = torch.randn(2, 2, 5, 4)
+    assert torch.equal(NoiseCache(None, torch.Generator()).update(x, x, 0)[0], x)
+
+
+def test_batches_go_in_order_and_round_the_window():
+    assert list(itertools.islice(batches(6, 4), 4)) == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3]]
+
+
+def test_one_pass_over_the_published_window_is_14_steps():
+    seen = [block for batch in itertools.islice(batches(56, 4), 14) for block in batch]
+    assert seen == list(range(56))
+
+
+def test_the_loss_is_cross_entropy_and_kl():
+    logits, reference = torch.randn(2, 5, 7), torch.randn(2, 5, 7)
+    tokens = torch.randint(7, (2, 5))
+    cross_entropy, kl = losses(logits, tokens, reference)
+    log_p = torch.log_softmax(logits, -1)
+    by_hand = -torch.stack([log_p[b, t, tokens[b, t + 1]] for b in range(2) for t in range(4)]).mean()
+    assert float(cross_entropy) == pytest.approx(float(by_hand), rel=1e-5)
+    assert float(kl) == pytest.approx(float(divergence(logits, reference).mean()), rel=1e-5)
+
+
+def test_a_seed_gives_the_same_weights_and_another_seed_others():
+    tokens = random_tokens(5)
+    reference = frozen(random_model(), tokens)
+    found = []
+    for seed in (1, 1, 2):
+        model = random_model()
+        curve = adapt(model, tokens, reference, ARM, seed)
+        found.append((curve, torch.cat([p.flatten() for p in model.parameters()])))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][1], found[2][1])
+    assert len(found[0][0]) == 6 and set(found[0][0][0]) == {"loss", "cross_entropy", "kl", "gradient_norm"}
+
+
+def test_training_lowers_the_loss_and_the_control_starts_at_kl_zero():
+    tokens = random_tokens(4)
+    reference = frozen(random_model(), tokens)
+    control = adapt(random_model(), tokens, reference, Arm(None, 30, 4, 3e-3, 0.0, 1.0, 0.0), 0)
+    assert control[0]["kl"] < 1e-9 and control[-1]["loss"] < control[0]["loss"] - 0.1
+    noise = adapt(random_model(), tokens, reference, Arm(4, 1, 4, 1e-3, 0.0, 1.0, 1.0), 0)
+    assert noise[0]["kl"] > 1e-6
+    assert noise[0]["loss"] == pytest.approx(noise[0]["cross_entropy"] + noise[0]["kl"], rel=1e-6)
+
+
+def test_a_loss_that_blows_up_is_an_error():
+    tokens = random_tokens(4)
+    with pytest.raises(ValueError, match="lower the learning rate|NaN or infinity"):
+        adapt(random_model(), tokens, frozen(random_model(), tokens), Arm(4, 50, 4, 1e30, 0.0, 1.0, 1.0), 0)

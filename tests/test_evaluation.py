@@ -1,0 +1,63 @@
+"""Joint evaluation against a plain run, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from models import random_model, random_tokens
+from plain_cache import PlainCache
+
+from kvstages.evaluation import evaluate
+from kvstages.execution import dense_grid, window_logits
+from kvstages.metrics import divergence
+from kvstages.policies import policy_record
+from kvstages.runtime import Setting
+
+MEMORY = 1 << 30
+GRID = [["int4", "int8"], ["bf16", "int4"], ["int8", "bf16"]]
+
+
+def policy(grid):
+    return policy_record("mixed", "greedy", 0.1, grid, 0.05, 3, 8, 12)
+
+
+@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+def test_a_policy_measures_what_a_plain_run_does(execution):
+    setting = Setting(execution, "float64", "float64")
+    model, tokens = random_model(dtype=torch.float64), random_tokens()
+    reference = torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY)])
+    figures, positions = evaluate(model, tokens, policy(GRID), reference, setting, MEMORY)
+    plain = []
+    for block in tokens:
+        cache = PlainCache(GRID, torch.float64)
+        plain.append(torch.cat([model(token.view(1, 1), cache)[0] for token in block]))
+    kl = divergence(torch.stack(plain), reference)
+    assert np.allclose(positions["kl"], kl.flatten(), rtol=1e-6, atol=1e-14)
+    assert figures["mean_kl"] == pytest.approx(float(kl.mean()), rel=1e-6)
+    assert figures["proxy_gap"] == pytest.approx(0.05 - figures["mean_kl"])
+    assert len(positions) == 36 and positions["cross_entropy"].isna().sum() == 3
+    assert figures["total_bytes"] == policy(GRID)["bytes"]["total"]
+    assert figures["mean_kl_low"] <= figures["mean_kl"] <= figures["mean_kl_high"]
+
+
+@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_bf16_measures_zero_and_one(execution, dtype):
+    setting = Setting(execution, dtype, dtype)
+    model, tokens = random_model(dtype=setting.dtypes[0]), random_tokens()
+    dense = dense_grid(model)
+    reference = torch.cat([part for _, part in window_logits(model, tokens, dense, setting, MEMORY)])
+    figures, _ = evaluate(model, tokens, policy(dense), reference, setting, MEMORY)
+    assert figures["mean_kl"] == figures["max_kl"] == figures["max_logit_deviation"] == 0
+    assert figures["agreement"] == 1 and figures["compression"] == 1
+    assert figures["cross_entropy"] == figures["reference_cross_entropy"]
+
+
+def test_a_policy_or_reference_of_another_shape_is_refused():
+    setting = Setting("parallel", "float32", "float32")
+    model, tokens = random_model(), random_tokens()
+    with pytest.raises(ValueError, match=r"for heads \[2, 2\] a layer, but the model has \[2, 2, 2\]"):
+        evaluate(model, tokens, policy(GRID[:2]), torch.zeros(3, 12, 50), setting, MEMORY)
+    with pytest.raises(ValueError, match=r"reference logits \(3, 11, 50\)"):
+        evaluate(model, tokens, policy(GRID), torch.zeros(3, 11, 50), setting, MEMORY)

@@ -1,0 +1,181 @@
+"""Parallel and incremental execution are one study: equal up to rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import random_model, random_tokens
+
+from kvstages.allocation import greedy
+from kvstages.cache import BlockCache, PackedCache
+from kvstages.execution import blocks_per_pass, dense_grid, window_logits
+from kvstages.gpt import GPT
+from kvstages.metrics import divergence
+from kvstages.quantizer import LEVELS, choose_scale, quantize
+from kvstages.runtime import Setting
+from kvstages.sweep import sweep_layer
+
+MEMORY = 1 << 30
+PRECISIONS = ("bf16", "int8", "int4")
+
+
+def logits_of(model: GPT, tokens: torch.Tensor, grid, setting: Setting, memory: int = MEMORY) -> torch.Tensor:
+    return torch.cat([logits for _, logits in window_logits(model, tokens, grid, setting, memory)])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    data=st.data(),
+    layers=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    head_dim=st.integers(2, 9),
+    blocks=st.integers(1, 4),
+    length=st.integers(1, 12),
+    dense_storage=st.sampled_from(["float64", "bfloat16"]),
+)
+def test_in_fp64_the_logits_agree_to_rounding(data, layers, heads, head_dim, blocks, length, dense_storage):
+    grid = data.draw(
+        st.lists(
+            st.lists(st.sampled_from(PRECISIONS), min_size=heads, max_size=heads), min_size=layers, max_size=layers
+        )
+    )
+    seed = data.draw(st.integers(0, 99))
+    model = random_model(layers, heads, head_dim, seed=seed, dtype=torch.float64)
+    tokens = random_tokens(blocks, length, seed=seed)
+    parallel = logits_of(model, tokens, grid, Setting("parallel", "float64", dense_storage))
+    incremental = logits_of(model, tokens, grid, Setting("incremental", "float64", dense_storage))
+    assert (parallel - incremental).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_all_heads_in_bf16_measure_exactly_nothing(execution, dtype):
+    setting = Setting(execution, dtype, dtype)
+    model, tokens = random_model(dtype=setting.dtypes[0]), random_tokens(5, 12)
+    reference = logits_of(model, tokens, dense_grid(model), setting)
+    again = logits_of(model, tokens, dense_grid(model), setting)
+    assert torch.equal(again, reference)
+    assert divergence(again, reference).abs().max() == 0
+
+
+@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+def test_position_zero_never_changes(execution):
+    setting = Setting(execution, "float32", "float32")
+    model, tokens = random_model(), random_tokens()
+    reference = logits_of(model, tokens, dense_grid(model), setting)
+    quantized = logits_of(model, tokens, [["int4"] * 2] * 3, setting)
+    kl = divergence(quantized, reference)
+    assert kl[:, 0].abs().max() < 1e-12 and kl[:, 1:].min() > 0
+
+
+@pytest.fixture(scope="module")
+def both() -> dict[str, dict]:
+    """Sensitivities and joint KL of several policies under both executions, FP32, 4 layers × 4 heads."""
+    model, tokens = random_model(4, 4, 16, vocab=211, context=48), random_tokens(6, 48, 211)
+    found: dict[str, dict] = {}
+    for execution in ("parallel", "incremental"):
+        setting = Setting(execution, "float32", "float32")
+        sweeps = [sweep_layer(model, tokens, layer, ("int8", "int4"), setting, MEMORY) for layer in range(4)]
+        scores = {p: [sweep[p].mean(dim=1).tolist() for sweep in sweeps] for p in ("int8", "int4")}
+        reference = logits_of(model, tokens, dense_grid(model), setting)
+        budgets = {share: share * sum(map(sum, scores["int4"])) for share in (0.05, 0.3, 0.7, 1.1)}
+        policies = {share: greedy(scores, budget, 16, 48)[0] for share, budget in budgets.items()}
+        policies |= {p: [[p] * 4] * 4 for p in ("int8", "int4")}
+        kl = {
+            name: float(divergence(logits_of(model, tokens, grid, setting), reference).mean())
+            for name, grid in policies.items()
+        }
+        found[execution] = {"scores": scores, "policies": policies, "kl": kl}
+    return found
+
+
+def test_in_fp32_single_head_kl_agrees_to_one_percent(both):
+    for precision in ("int8", "int4"):
+        parallel = torch.tensor(both["parallel"]["scores"][precision])
+        incremental = torch.tensor(both["incremental"]["scores"][precision])
+        assert (parallel / incremental - 1).abs().max() < 0.01
+
+
+def test_in_fp32_the_mean_kl_of_every_policy_agrees_to_two_percent(both):
+    for name, kl in both["incremental"]["kl"].items():
+        assert both["parallel"]["kl"][name] == pytest.approx(kl, rel=0.02)
+
+
+def test_both_executions_allocate_alike(both):
+    assert both["parallel"]["policies"] == both["incremental"]["policies"]
+
+
+class Recording:
+    """A cache that remembers the codes of every key and value that passes through it."""
+
+    def __init__(self, cache, levels: int):
+        self.cache, self.levels, self.codes = cache, levels, {}
+
+    def update(self, keys, values, layer):
+        both = torch.stack((keys, values))
+        self.codes.setdefault(layer, []).append(quantize(both, choose_scale(both), self.levels))
+        return self.cache.update(keys, values, layer)
+
+    def mask(self, new, layer):
+        return self.cache.mask(new, layer)
+
+    def seen(self):
+        return self.cache.seen()
+
+
+class Replaying(PackedCache):
+    """A packed cache that is handed the reconstructed past of another run, position by position."""
+
+    def __init__(self, past, *arguments):
+        super().__init__(*arguments)
+        self.given = past
+
+    def update(self, keys, values, layer):
+        start = self.layers[layer].length
+        super().update(keys, values, layer)
+        past_keys, past_values = (half[:, :, :start] for half in self.given[layer])
+        return torch.cat((past_keys, keys), dim=2), torch.cat((past_values, values), dim=2)
+
+
+def test_a_few_flipped_codes_are_the_whole_difference_in_fp32():
+    """Few codes differ between the executions; with the same reconstructed past the logits agree to FP32 rounding."""
+    model, tokens = random_model(4, 4, 16, vocab=211, context=48), random_tokens(6, 48, 211)
+    grid = [["int8"] * 4] * 4
+    parallel = Recording(BlockCache(grid, torch.float32, torch.float32), LEVELS["int8"])
+    seen = {}
+    inner = parallel.cache.update
+
+    def keep(keys, values, layer):
+        seen[layer] = tuple(half[:, :, : keys.shape[2]] for half in inner(keys, values, layer))
+        return inner(keys, values, layer)
+
+    parallel.cache.update = keep
+    reference = model(tokens, parallel)
+    incremental = Recording(PackedCache(grid, 6, 16, torch.float32, torch.float32, 48), LEVELS["int8"])
+    replayed = Replaying(seen, grid, 6, 16, torch.float32, torch.float32, 48)
+    steps = [tokens[:, t : t + 1] for t in range(48)]
+    apart = torch.cat([model(step, incremental) for step in steps], dim=1)
+    together = torch.cat([model(step, replayed) for step in steps], dim=1)
+
+    flipped = total = 0
+    for layer in range(4):
+        codes = torch.cat(incremental.codes[layer], dim=3)
+        gap = (codes.int() - parallel.codes[layer][0].int()).abs()
+        assert gap.max() <= 1
+        flipped, total = flipped + int((gap > 0).sum()), total + gap.numel()
+    assert flipped / total < 1e-3
+    assert (together - reference).abs().max() < 1e-4
+    assert (apart - reference).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+def test_memory_splits_the_blocks_but_changes_nothing(execution):
+    setting = Setting(execution, "float32", "float32")
+    model, tokens = random_model(), random_tokens(7, 12)
+    grid = [["int4", "int8"]] * 3
+    whole = logits_of(model, tokens, grid, setting)
+    for memory in (1, 60_000):
+        assert blocks_per_pass(model, 7, 12, execution, memory) < 7
+        assert torch.allclose(logits_of(model, tokens, grid, setting, memory), whole, atol=1e-5)
