@@ -10,6 +10,7 @@ import pickletools
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,11 @@ def load_pickle(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, before the refusal that says it better
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:  # garbage makes the restricted unpickler fail in a dozen ways
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # it could not be opened; reading garbage gives nameless ones
         names = foreign_objects(path) if isinstance(error, pickle.UnpicklingError) else []
         if names:
             raise ValueError(
@@ -72,13 +75,13 @@ def load_pickle(path: Path) -> Any:
 
 def foreign_objects(path: Path) -> list[str]:
     """What, beside tensors, a pickle that the restricted unpickler refused asks for; read without running it."""
-    try:
+    found: set[str] = set()
+    with suppress(Exception):  # bytes that are no pickle fail in as many ways here
         if zipfile.is_zipfile(path):
             return torch.serialization.get_unsafe_globals_in_checkpoint(path)
         with path.open("rb") as file:
-            found = {instruction.name for instruction, _, _ in pickletools.genops(file)}
-    except Exception:  # both fail on bytes that are no pickle in as many ways as the unpickler
-        return []
+            while True:  # files from before PyTorch 1.6 are several pickles in a row; the last attempt meets the end
+                found |= {instruction.name for instruction, _, _ in pickletools.genops(file)}
     return ["a bare pickle with code"] if found & CODE_INSTRUCTIONS else []
 
 

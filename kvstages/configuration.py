@@ -19,19 +19,18 @@ from typing import Any
 
 import yaml
 
-from kvstages.artifacts import SOURCES, check_artifact, check_inside
+from kvstages.artifacts import SOURCES, check_artifact
 from kvstages.names import BUDGET
 from kvstages.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
-NAME = r"[a-z0-9-]+"
+NAME = r"[a-z0-9][a-z0-9-]*"
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("parallel", "incremental")
 DTYPES = ("float32", "bfloat16", "float64")
 PRECISIONS = ("int8", "int4")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
 FILES = ("checkpoint", "vocabulary", "merges", "shard")
-ARMS = ("noise", "control")
 # Noise of more bits than a cache's widest code would be none.
 NOISE_BITS = range(2, 9)
 # Importing torch alone takes about 220 MB.
@@ -99,14 +98,14 @@ class StudyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
         for key, _ in node.value:
-            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"key {key.value} appears again (first in line {seen[key.value]})",
                     problem_mark=key.start_mark,
                 )
-            if isinstance(key, yaml.ScalarNode):
-                seen[key.value] = line
+            seen[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
@@ -118,7 +117,7 @@ StudyLoader.add_implicit_resolver(
 def load_study(path: Path) -> dict[str, Any]:
     """The mapping in a study's YAML file, unchecked; ValueError names the file and line of a mistake in the YAML."""
     try:
-        study = yaml.load(Path(path).read_text(encoding="utf-8"), StudyLoader)  # noqa: S506: a SafeLoader
+        study = yaml.load(Path(path).read_text(encoding="utf-8"), StudyLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -224,21 +223,19 @@ def studies(where: str, value: Any) -> None:
 
 
 def artifacts(where: str, value: Any) -> None:
-    """Where the four pinned files come from, and their checksums."""
+    """Where the four pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
 
     def file(where: str, value: Any) -> None:
         keys(value, where, {"path": text, "sha256": digits(64)})
 
-    revision = {"revision": digits(40)}
-    hub = isinstance(value, Mapping) and value.get("source") == "hub"
     required = {
         "source": one_of(SOURCES),
         "location": text,
         "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, file)),
     }
-    if isinstance(value, Mapping) and not hub and "revision" in value and value.get("source") in SOURCES:
-        raise ValueError(f"{where}.revision: only source hub has revisions, this is {value['source']}")
-    keys(value, where, required | (revision if hub else {}), {} if hub else revision)
+    revision = {"revision": digits(40)}
+    hub = isinstance(value, Mapping) and value.get("source") == "hub"
+    keys(value, where, required | revision if hub else required, revision)
     for name, pinned in value["files"].items():
         try:
             check_artifact(value["source"], value["location"], value.get("revision"), pinned["path"], pinned["sha256"])

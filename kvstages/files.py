@@ -30,8 +30,11 @@ PARTIAL = ".partial"
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed writers of ``path`` left beside it. One process writes a file at a time."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+    """Remove what killed writers of ``path`` left beside it. One process writes a file at a time.
+
+    tempfile puts eight characters into a name, so those of ``path`` with another ending are not taken for its own.
+    """
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}{PARTIAL}"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

@@ -15,12 +15,14 @@ MAGIC = 20250320
 VERSION = 1
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
+LARGEST_ID = np.iinfo(np.uint16).max
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> None:
     """Write token ids (one axis, each below 65,536) as a shard; ValueError if an id does not fit."""
     tokens = np.asarray(tokens)
-    if tokens.ndim != 1 or (tokens.size and (tokens.min() < 0 or tokens.max() > np.iinfo(np.uint16).max)):
+    whole = np.issubdtype(tokens.dtype, np.integer) or not tokens.size
+    if tokens.ndim != 1 or not whole or (tokens.size and not 0 <= tokens.min() <= tokens.max() <= LARGEST_ID):
         raise ValueError(f"{path}: a shard holds one row of token ids from 0 to 65535")
     header = np.zeros(HEADER_INTS, dtype="<i4")
     header[:3] = MAGIC, VERSION, len(tokens)

@@ -8,10 +8,12 @@ ACL 2016.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
+
+from kvstages.files import read_json
 
 END_OF_WORD = "<|EOW|>"
 Pair = tuple[str, str]
@@ -36,17 +38,27 @@ class Tokenizer:
     def __init__(self, vocabulary: dict[str, int], merges: Iterable[Pair]):
         self.vocabulary = dict(vocabulary)
         self.merges = [(left, right) for left, right in merges]
-        self._rank = {pair: rank for rank, pair in reversed(list(enumerate(self.merges)))}
+        # A pair may stand in the list more than once: a later merge can make its left half anew.
+        self._ranks: defaultdict[Pair, list[int]] = defaultdict(list)
+        for rank, pair in enumerate(self.merges):
+            self._ranks[pair].append(rank)
         self._token = {index: token for token, index in self.vocabulary.items()}
         self._words: dict[str, list[int]] = {}
 
     @classmethod
     def load(cls, vocabulary: Path, merges: Path) -> Tokenizer:
-        """Read vocab.json (token to id) and merges.json (list of pairs)."""
-        return cls(
-            json.loads(Path(vocabulary).read_text(encoding="utf-8")),
-            [tuple(pair) for pair in json.loads(Path(merges).read_text(encoding="utf-8"))],
-        )
+        """Read vocab.json (token to id) and merges.json (list of pairs); ValueError names a file that is not that."""
+        ids, pairs = read_json(vocabulary), read_json(merges)
+        if not isinstance(ids, dict) or not all(type(index) is int for index in ids.values()):
+            raise ValueError(f"{vocabulary}: expected a mapping of tokens to ids")
+        repeated = [index for index, count in Counter(ids.values()).items() if count > 1]
+        if repeated:
+            raise ValueError(f"{vocabulary}: two tokens share the id {repeated[0]}")
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(half, str) for half in pair) for pair in pairs
+        ):
+            raise ValueError(f"{merges}: expected a list of pairs of tokens")
+        return cls(ids, [(left, right) for left, right in pairs])
 
     def split_word(self, word: str) -> list[str]:
         """The tokens of one word.
@@ -56,7 +68,7 @@ class Tokenizer:
         """
         symbols, last = [*word, END_OF_WORD], -1
         while True:
-            ranks = (self._rank.get(pair, -1) for pair in zip(symbols, symbols[1:], strict=False))
+            ranks = (rank for pair in pairwise(symbols) for rank in self._ranks.get(pair, ()))
             rank = min((rank for rank in ranks if rank > last), default=None)
             if rank is None:
                 return symbols
@@ -100,7 +112,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, alphabet: Iterable[st
     pairs: Counter[Pair] = Counter()
     where: defaultdict[Pair, set[int]] = defaultdict(set)
     for index, symbols in enumerate(words):
-        for pair in zip(symbols, symbols[1:], strict=False):
+        for pair in pairwise(symbols):
             pairs[pair] += weights[index]
             where[pair].add(index)
 
@@ -113,13 +125,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, alphabet: Iterable[st
             known.add(best[0] + best[1])
             tokens.append(best[0] + best[1])
         for index in sorted(where[best]):
-            for pair in zip(words[index], words[index][1:], strict=False):
+            for pair in pairwise(words[index]):
                 pairs[pair] -= weights[index]
                 where[pair].discard(index)
                 if not pairs[pair]:
                     del pairs[pair]
             words[index] = merge_pair(words[index], best)
-            for pair in zip(words[index], words[index][1:], strict=False):
+            for pair in pairwise(words[index]):
                 pairs[pair] += weights[index]
                 where[pair].add(index)
     return Tokenizer({token: index for index, token in enumerate(tokens)}, merges)
