@@ -1,4 +1,4 @@
-"""A small study for the tests: 2 layers x 2 heads on random weights, in the project's own format and the published one."""
+"""A small study for the tests: 2 layers x 2 heads on random weights, in this project's format and the published one."""
 
 from __future__ import annotations
 
