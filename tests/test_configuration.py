@@ -7,7 +7,13 @@ import pytest
 
 from kvstages.configuration import check_shared, check_study, load_study
 
-SHARED = {"studies": ["embedded", "gpt2-nano"], "device": "auto", "threads": 1, "memory_mb": 2048, "container": "kvstages.sif"}
+SHARED = {
+    "studies": ["embedded", "gpt2-nano"],
+    "device": "auto",
+    "threads": 1,
+    "memory_mb": 2048,
+    "container": "kvstages.sif",
+}
 STUDY = """\
 title: A study
 layers: 12

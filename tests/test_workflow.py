@@ -39,6 +39,19 @@ TABLES = {
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
 }
+# The rules that compute; figures, tables and the manifest follow what these make.
+CORE = {
+    "fetch_artifact",
+    "convert_checkpoint",
+    "cut_windows",
+    "sweep_layer",
+    "gather_sensitivity",
+    "allocate_policy",
+    "compute_reference",
+    "evaluate_policy",
+    "adapt_model",
+    "evaluate_adapted",
+}
 RECORDS = {"policy": "policies/*/policy.json", "evaluation": "**/evaluation.json"}
 
 
@@ -249,7 +262,7 @@ def test_added_budget_runs_only_its_jobs(finished: Project, tmp_path: Path) -> N
     copy.configure({**study, "budgets": [*study["budgets"], 0.25]})
     jobs = copy.jobs()
     assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("write_manifest")) == (1, 1, 1)
-    assert set(jobs) <= {"draw_figure", "make_table"}
+    assert not CORE & set(jobs)
 
 
 def test_deleted_policy_reruns_only_what_depends_on_it(finished: Project, tmp_path: Path) -> None:
@@ -258,7 +271,7 @@ def test_deleted_policy_reruns_only_what_depends_on_it(finished: Project, tmp_pa
     jobs = copy.jobs()
     assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted")) == (1, 1, 2)
     assert jobs.pop("write_manifest") == 1
-    assert set(jobs) <= {"draw_figure", "make_table"}
+    assert not CORE & set(jobs)
 
 
 def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_path: Path) -> None:
