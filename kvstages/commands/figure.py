@@ -1,0 +1,113 @@
+"""``kvstages figure NAME``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+output_option = click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The figure, NAME.svg; NAME.png and the plotted numbers, NAME.csv, are written beside it.",
+)
+
+
+@click.group("figure", context_settings={"show_default": True})
+def command() -> None:
+    """Draw one figure: SVG, PNG and the plotted numbers as CSV.
+
+    The same inputs give the same bytes. One policy is one folder: where a figure asks for a policy's record, it also
+    reads the table that lies beside it.
+    """
+
+
+@command.command("sensitivity")
+@click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
+@output_option
+def sensitivity_command(sensitivity: Path, output: Path) -> None:
+    """Heat maps of the single-head KL, layer by head, one for each precision."""
+    from kvstages.figures.sensitivity import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(sensitivity), draw)
+
+
+@command.command("allocation")
+@click.argument("policies", metavar="POLICY.json...", type=FILE, nargs=-1, required=True)
+@output_option
+def allocation_command(policies: tuple[Path, ...], output: Path) -> None:
+    """Map of the precision of each head, for each policy given."""
+    from kvstages.figures.allocation import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(policies), draw)
+
+
+@command.command("greedy-path")
+@click.argument("policies", metavar="POLICY.json...", type=FILE, nargs=-1, required=True)
+@output_option
+def greedy_path_command(policies: tuple[Path, ...], output: Path) -> None:
+    """Proxy against bytes for each greedy policy given, step by step; reads the steps.csv beside each."""
+    from kvstages.figures.greedy_path import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(policies), draw)
+
+
+@command.command("storage-kl")
+@click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
+@output_option
+def storage_kl_command(evaluations: tuple[Path, ...], output: Path) -> None:
+    """Mean held-out KL with its interval against cache bytes, a point for each policy given."""
+    from kvstages.figures.storage_kl import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(evaluations), draw)
+
+
+@command.command("kl-by-position")
+@click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
+@output_option
+def kl_by_position_command(evaluations: tuple[Path, ...], output: Path) -> None:
+    """Mean KL at each position of the block, a line for each policy given; reads the positions.csv beside each."""
+    from kvstages.figures.kl_by_position import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(evaluations), draw)
+
+
+@command.command("kl-distribution")
+@click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
+@output_option
+def kl_distribution_command(evaluations: tuple[Path, ...], output: Path) -> None:
+    """Share of positions above each KL, a line for each policy given; reads the positions.csv beside each."""
+    from kvstages.figures.kl_distribution import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(evaluations), draw)
+
+
+@command.command("adaptation-curves")
+@click.argument("curves", metavar="ARM/seed-SEED/curve.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def adaptation_curves_command(curves: tuple[Path, ...], output: Path) -> None:
+    """Cross entropy and KL in training; arm and seed are told by each curve's folder."""
+    from kvstages.figures.adaptation_curves import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(curves), draw)
+
+
+@command.command("adaptation")
+@click.argument("adapted", metavar="ARM/seed-SEED/POLICY/evaluation.json...", type=FILE, nargs=-1, required=True)
+@click.option("--original", type=FILE, multiple=True, required=True, help="The same policy, original model. Repeat.")
+@output_option
+def adaptation_command(adapted: tuple[Path, ...], original: tuple[Path, ...], output: Path) -> None:
+    """Held-out KL before and after adaptation; arm and seed are told by each evaluation's folder."""
+    from kvstages.figures.adaptation import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(original, adapted), draw)

@@ -1,0 +1,80 @@
+"""``kvstages table NAME``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+output_option = click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The table for people, NAME.html; the numbers in full precision, NAME.csv, are written beside it.",
+)
+published_option = click.option(
+    "--published",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of published figures; they are shown beside the measured ones.",
+)
+
+
+@click.group("table")
+def command() -> None:
+    """Make one table: HTML for people, CSV in full precision.
+
+    One policy is one folder: where a table asks for an evaluation, it may read the policy.json beside it.
+    """
+
+
+@command.command("results")
+@click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
+@published_option
+@output_option
+def results_command(evaluations: tuple[Path, ...], published: Path | None, output: Path) -> None:
+    """Every held-out metric and the bytes, one row for each policy given; reads the policy.json beside each."""
+    from kvstages.tables import results
+
+    _write(output, *results(evaluations, published))
+
+
+@command.command("adaptation")
+@click.argument("adapted", metavar="ARM/seed-SEED/POLICY/evaluation.json...", type=FILE, nargs=-1, required=True)
+@click.option("--original", type=FILE, multiple=True, required=True, help="The same policy, original model. Repeat.")
+@published_option
+@output_option
+def adaptation_command(
+    adapted: tuple[Path, ...], original: tuple[Path, ...], published: Path | None, output: Path
+) -> None:
+    """KL, agreement and cross entropy by cache policy, arm and seed; arm and seed are told by each file's folder."""
+    from kvstages.tables import adaptation
+
+    _write(output, *adaptation(original, adapted, published))
+
+
+@command.command("sensitivity-summary")
+@click.argument("evaluations", metavar="UNIFORM/evaluation.json...", type=FILE, nargs=-1, required=True)
+@click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
+@published_option
+@output_option
+def sensitivity_summary_command(
+    evaluations: tuple[Path, ...], sensitivity: Path, published: Path | None, output: Path
+) -> None:
+    """Spread of the single-head scores, their trend over layers, and their sum against the uniform policies' KL."""
+    from kvstages.tables import sensitivity_summary
+
+    _write(output, *sensitivity_summary(sensitivity, evaluations, published))
+
+
+def _write(output: Path, table: pd.DataFrame, page: str) -> None:
+    from kvstages.files import write_table, write_text
+
+    if output.suffix != ".html":
+        raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")
+    write_table(output.with_suffix(".csv"), table)
+    write_text(output, page)

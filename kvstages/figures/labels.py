@@ -1,0 +1,77 @@
+"""Labels of points that avoid each other, the points, their error bars and the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Unit directions in the order tried: right and left first, where a label reads best.
+_DIRECTIONS = [(1, 0), (-1, 0), (0.8, 0.7), (0.8, -0.7), (-0.8, 0.7), (-0.8, -0.7), (0, 1), (0, -1)]
+_DISTANCES = (7, 14, 22, 32, 44, 60, 80)
+
+
+def place_labels(
+    axes: Axes,
+    labels: Sequence[tuple[str, float, float]],
+    avoid: Sequence[tuple[float, float]],
+) -> None:
+    """Write each label (text, x, y in data) where it covers none of the points ``avoid`` and no other label.
+
+    Where no place is free the one that covers the least is taken. A label away from its point gets a thin line.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import Bbox
+
+    figure = axes.figure
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    frame = axes.get_window_extent(renderer)
+    pixels = figure.dpi / 72
+    taken = [Bbox.from_bounds(x - 4 * pixels, y - 4 * pixels, 8 * pixels, 8 * pixels) for x, y in _display(axes, avoid)]
+    for text, x, y in labels:
+        best = None
+        for distance in _DISTANCES:
+            for right, up in _DIRECTIONS:
+                note = axes.annotate(
+                    text, (x, y), (right * distance, up * distance), textcoords="offset points", fontsize=8,
+                    ha="left" if right > 0 else "right" if right < 0 else "center",
+                    va="bottom" if up > 0.9 else "top" if up < -0.9 else "center",
+                    arrowprops={"arrowstyle": "-", "color": "0.55", "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
+                    if distance > 10 else None,
+                )  # fmt: skip
+                note.set_in_layout(False)
+                box = note.get_window_extent(renderer) if distance <= 10 else _text_box(note, renderer)
+                outside = max(frame.x0 - box.x0, box.x1 - frame.x1, frame.y0 - box.y0, box.y1 - frame.y1, 0)
+                cost = 1e3 * outside + sum(_overlap(box, other) for other in taken)
+                if best is None or cost < best[0]:
+                    if best is not None:
+                        best[1].remove()
+                    best = (cost, note, box)
+                else:
+                    note.remove()
+                if best[0] == 0:
+                    break
+            if best is not None and best[0] == 0:
+                break
+        taken.append(best[2].padded(1.5 * pixels))
+
+
+def _display(axes: Axes, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [tuple(axes.transData.transform(point)) for point in points]
+
+
+def _text_box(note: object, renderer: object) -> object:
+    """Extent of the text alone: the line to the point is thin enough to cross things."""
+    from matplotlib.text import Text
+
+    note.update_positions(renderer)
+    return Text.get_window_extent(note, renderer)
+
+
+def _overlap(one: object, other: object) -> float:
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return width * height if width > 0 and height > 0 else 0.0

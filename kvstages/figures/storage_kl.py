@@ -1,0 +1,59 @@
+"""Storage against divergence: cache bytes and joint held-out KL of every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstages.figures.labels import place_labels
+from kvstages.figures.policies import coinciding
+from kvstages.figures.storage_axis import storage_axis
+from kvstages.figures.zero_strip import ZeroStrip
+from kvstages.records import policy_order, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
+
+
+def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
+    """Bytes, mean KL (nats) and its 95 % interval of each evaluation.json."""
+    import pandas as pd
+
+    records = [read_record(path, COLUMNS) for path in evaluations]
+    records.sort(key=lambda record: policy_order(record["policy"]))
+    return pd.DataFrame([[record[column] for column in COLUMNS] for record in records], columns=COLUMNS)
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """One point for each policy, or for policies that coincide; a KL of 0 lies in the grey strip."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.6, 4.1), layout="constrained")
+    axes = figure.subplots()
+    scale = ZeroStrip(axes, "y", table[["mean_kl", "mean_kl_low", "mean_kl_high"]].to_numpy().ravel())
+    labels, avoid = [], []
+    for label, part in coinciding(table):
+        row = part.iloc[0]
+        x = row["total_bytes"] / 1024
+        low, y, high = scale.place([row["mean_kl_low"], row["mean_kl"], row["mean_kl_high"]])
+        uniform = not label.startswith("greedy")
+        # Caps wider than the mark: an interval shorter than the mark still shows.
+        axes.errorbar(x, y, [[y - low], [high - y]], color="0.25", elinewidth=1.0, capsize=4.5, capthick=0.8, zorder=2)
+        axes.plot(
+            x, y, "s" if uniform else "o", color="#1b1b1b", markerfacecolor="#1b1b1b" if uniform else "white",
+            markersize=4.5, zorder=3,
+        )  # fmt: skip
+        labels.append((label, x, y))
+        avoid += [(x, low), (x, y), (x, high)]
+    axes.plot([], [], "s", color="#1b1b1b", label="uniform")
+    axes.plot([], [], "o", color="#1b1b1b", markerfacecolor="white", label="greedy, by budget of the proxy")
+    storage_axis(axes, table)
+    axes.set_ylabel("mean held-out KL, 95 % interval (nats)")
+    figure.suptitle("Storage against change of the next-token distribution", x=0.01, ha="left")
+    figure.legend(loc="outside lower center", ncols=2)
+    place_labels(axes, labels, avoid)
+    return figure

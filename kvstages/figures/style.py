@@ -1,0 +1,99 @@
+"""How figures look and how they are written: typography, black-and-white line styles, the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstages.files import write_bytes, write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+# Only fonts that ship with matplotlib, as outlines in the SVG: a figure looks the same on every machine.
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.88",
+    "grid.linewidth": 0.6,
+    "figure.titlesize": 10.5,
+    "figure.titleweight": "bold",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "kvstages",
+}
+
+# Lines differ in shade, dash and marker, so that none of them alone has to carry the meaning.
+LINES = [
+    {"color": "#1b1b1b", "linestyle": "-", "marker": "o"},
+    {"color": "#0a5fa8", "linestyle": (0, (5, 1.5)), "marker": "s"},
+    {"color": "#c4540a", "linestyle": (0, (6, 1.5, 1.2, 1.5)), "marker": "^"},
+    {"color": "#4f9d8b", "linestyle": (0, (1.2, 1.2)), "marker": "D"},
+    {"color": "#8d5fb5", "linestyle": (0, (3, 1, 1, 1, 1, 1)), "marker": "v"},
+    {"color": "#8a8a8a", "linestyle": "-", "marker": "P"},
+    {"color": "#c58fb0", "linestyle": (0, (5, 1.5)), "marker": "X"},
+    {"color": "#b8a01c", "linestyle": (0, (6, 1.5, 1.2, 1.5)), "marker": "<"},
+]
+
+
+def line_style(index: int) -> dict[str, object]:
+    """Style of the index-th line of a figure; styles repeat after eight."""
+    return LINES[index % len(LINES)]
+
+
+def legend_columns(labels: Iterable[str]) -> int:
+    """Columns of a legend below a figure of ordinary width: as many as the longest label allows."""
+    labels = list(labels)
+    return max(1, min(len(labels), 100 // (12 + max(map(len, labels)))))
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib's own defaults plus ``STYLE``, whatever the user's settings are; put back afterwards."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> None:
+    """Write ``output`` (.svg), and beside it the .png and the table that is drawn as .csv.
+
+    The same table gives the same bytes: no date, no software version, fixed SVG identifiers. ValueError where
+    ``output`` does not end in .svg or there is nothing to draw.
+    """
+    output = Path(output)
+    if output.suffix != ".svg":
+        raise ValueError(f"{output}: a figure's output ends in .svg; the .png and .csv are written beside it")
+    if table.empty:
+        raise ValueError(f"{output}: there is nothing to draw, the input tables have no rows")
+    pictures = {"png": io.BytesIO(), "svg": io.BytesIO()}
+    with style():
+        figure = draw(table)
+        figure.savefig(pictures["png"], format="png", metadata={"Software": None})
+        figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
+    write_table(output.with_suffix(".csv"), table)
+    for suffix, picture in pictures.items():
+        write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())

@@ -1,0 +1,125 @@
+"""A study's result files, made of the published figures in the project's formats; what was not published is made up.
+
+Made up, with a fixed seed: positions.csv, the 95 % intervals, the control arm, and the curves of the later seeds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kvstages.files import write_json, write_table
+from kvstages.names import policy_budget
+from kvstages.published import (
+    SHIPPED,
+    published_adaptation,
+    published_policies,
+    published_sensitivities,
+    published_validation,
+)
+
+PUBLISHED = SHIPPED / "gpt2-nano"
+MEASURED = {"execution": "incremental", "arithmetic": "bfloat16", "dense_storage": "bfloat16"}
+BLOCKS, POSITIONS = 32, 64
+BYTES_PER_HEAD = {"bf16": 64 * 256, "int8": 64 * 132, "int4": 64 * 68}
+
+
+def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[str, ...] | None = None) -> Path:
+    """Write sensitivity.csv, policies/ and adaptation/ of the first layers and heads; returns ``folder``."""
+    scores = {
+        precision: np.array(grid)[:layers, :heads] for precision, grid in published_sensitivities(PUBLISHED).items()
+    }
+    rows = [
+        {"layer": layer, "head": head, "precision": precision, "mean_kl": float(scores[precision][layer, head]),
+         "standard_error": 1e-6, "blocks": 8, **MEASURED}
+        for layer in range(layers) for head in range(heads) for precision in ("int8", "int4")
+    ]  # fmt: skip
+    write_table(folder / "sensitivity.csv", pd.DataFrame(rows))
+    validation = published_validation(PUBLISHED)
+    policies = published_policies(PUBLISHED)
+    for number, (policy, metrics) in enumerate(validation.items()):
+        if budgets is None or policy_budget(policy) is None or policy.removeprefix("greedy-") in budgets:
+            _write_policy(folder / "policies" / policy, policy, policies[policy], metrics, scores, number)
+    adaptation = published_adaptation(PUBLISHED)
+    for seed, adapted in adaptation.items():
+        for arm, factor in (("noise", 1.0), ("control", 0.9)):
+            place = folder / "adaptation" / arm / f"seed-{seed}"
+            curve = pd.DataFrame(adaptation[1337]["curve"]).assign(gradient_norm=1.0)
+            curve["kl"] *= np.random.default_rng(seed).uniform(0.9, 1.1, len(curve))
+            if arm == "control":
+                curve["kl"] = np.linspace(0, 1e-5, len(curve))
+            write_table(place / "curve.csv", curve)
+            for policy, metrics in adapted["policies"].items():
+                metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
+                write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
+    return folder
+
+
+def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:
+    layers, heads = scores["int8"].shape
+    precisions = [layer[:heads] for layer in published["precisions"][:layers]]
+    counts = {name: sum(layer.count(name) for layer in precisions) for name in ("bf16", "int8", "int4")}
+    total = sum(BYTES_PER_HEAD[name] * count for name, count in counts.items())
+    full = BYTES_PER_HEAD["bf16"] * layers * heads
+    budget = policy_budget(policy)
+    steps = _greedy_steps(scores, budget) if budget is not None else _greedy_steps(scores, -1.0)
+    write_table(place / "steps.csv", steps)
+    write_json(place / "policy.json", {
+        "policy": policy, "allocator": "uniform" if budget is None else "greedy", "budget": budget,
+        "precisions": precisions, "heads": counts, "proxy": published["proxy"], "proxy_steps": len(steps),
+        "average_payload_bits": published["average_payload_bits"], "tokens": 64,
+        "bytes": {"payload": total, "scale": 0, "total": total, "bf16": full}, "compression": full / total,
+    })  # fmt: skip
+    record = _evaluation(policy, metrics, published["proxy"])
+    record |= {"total_bytes": total, "bf16_bytes": full, "compression": full / total}
+    write_json(place / "evaluation.json", record)
+    random = np.random.default_rng(0 if policy not in ("bf16", "int8", "greedy-0.01") else number + 1)
+    kl = metrics["mean_kl"] * random.lognormal(-0.5, 1.0, (BLOCKS, POSITIONS)) * np.linspace(0.3, 1.5, POSITIONS)
+    kl[:, 0] = 0.0
+    table = pd.DataFrame({
+        "block": np.repeat(np.arange(BLOCKS), POSITIONS), "position": np.tile(np.arange(POSITIONS), BLOCKS),
+        "kl": kl.ravel(), "agrees": 1, "cross_entropy": 2.7, "logit_deviation": 0.1,
+    })  # fmt: skip
+    write_table(place / "positions.csv", table)
+
+
+def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:
+    """An evaluation.json of published metrics; the intervals are made up."""
+    known = {key: value for key, value in metrics.items() if key != "tokens_per_second"}
+    return known | {
+        "policy": policy, "window": "validation", **MEASURED, "device": "cpu", "threads": 1,
+        "sequences": BLOCKS, "positions": BLOCKS * POSITIONS, "targets": BLOCKS * (POSITIONS - 1),
+        "mean_kl_low": metrics["mean_kl"] * 0.92, "mean_kl_high": metrics["mean_kl"] * 1.09,
+        "agreement_low": metrics["agreement"] * 0.99, "agreement_high": min(1.0, metrics["agreement"] * 1.005),
+        "reference_cross_entropy": 2.744030029054672, "proxy": proxy, "tokens_per_cache": 64,
+        "reconstruction_bytes": 4096,
+    }  # fmt: skip
+
+
+def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:
+    """steps.csv of the greedy allocator (STUDY.md, "Sensitivity and allocation"), written as plainly as possible."""
+    layers, heads = scores["int8"].shape
+    cells = [(layer, head) for layer in range(layers) for head in range(heads)]
+    state, proxy = dict.fromkeys(cells, "bf16"), 0.0
+    total = BYTES_PER_HEAD["bf16"] * len(cells)
+    steps = []
+    while True:
+        moves = []
+        for cell in cells:
+            if state[cell] == "bf16":
+                moves.append((scores["int8"][cell], "bf16", "int8", cell))
+            elif state[cell] == "int8":
+                moves.append((max(scores["int4"][cell] - scores["int8"][cell], 0.0), "int8", "int4", cell))
+        fitting = [move for move in moves if proxy + move[0] <= budget]
+        if not fitting:
+            break
+        added, old, new, cell = min(
+            fitting, key=lambda move: (move[0] / (BYTES_PER_HEAD[move[1]] - BYTES_PER_HEAD[move[2]]), move[3])
+        )
+        saved = BYTES_PER_HEAD[old] - BYTES_PER_HEAD[new]
+        state[cell], proxy, total = new, proxy + added, total - saved
+        steps.append((len(steps) + 1, *cell, old, new, float(added), saved, proxy, total))
+    columns = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
+    return pd.DataFrame(steps, columns=columns)

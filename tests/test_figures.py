@@ -1,0 +1,222 @@
+"""Every figure: what it writes, that its CSV is what the inputs hold and all that is drawn, and its errors."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from published_study import PUBLISHED, write_study
+
+from kvstages.cli import main
+from kvstages.figures import (
+    adaptation,
+    adaptation_curves,
+    allocation,
+    greedy_path,
+    kl_by_position,
+    kl_distribution,
+    sensitivity,
+    storage_kl,
+)
+from kvstages.figures.policies import policies_label
+from kvstages.figures.style import style, write_figure
+from kvstages.published import published_sensitivities, published_validation
+
+DRAW = {
+    "sensitivity": sensitivity.draw,
+    "allocation": allocation.draw,
+    "greedy-path": greedy_path.draw,
+    "storage-kl": storage_kl.draw,
+    "kl-by-position": kl_by_position.draw,
+    "kl-distribution": kl_distribution.draw,
+    "adaptation-curves": adaptation_curves.draw,
+    "adaptation": adaptation.draw,
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+def arguments(name: str, study: Path) -> list[str]:
+    """Inputs of a figure, as the workflow gives them."""
+    every = sorted(map(str, study.glob("policies/*/evaluation.json")))
+    greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
+    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
+    return {
+        "sensitivity": ["--sensitivity", str(study / "sensitivity.csv")],
+        "allocation": greedy,
+        "greedy-path": greedy,
+        "storage-kl": every,
+        "kl-by-position": every,
+        "kl-distribution": every,
+        "adaptation-curves": sorted(map(str, study.glob("adaptation/*/*/curve.csv"))),
+        "adaptation": [
+            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
+            *(word for path in originals for word in ("--original", path)),
+        ],
+    }[name]
+
+
+def draw(name: str, study: Path, output: Path) -> pd.DataFrame:
+    result = CliRunner().invoke(main, ["figure", name, *arguments(name, study), "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    return pd.read_csv(output.with_suffix(".csv"))
+
+
+@pytest.fixture(scope="module")
+def drawn(study, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    return {name: (folder / f"{name}.svg", draw(name, study, folder / f"{name}.svg")) for name in DRAW}
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_same_bytes_again_and_from_the_csv_alone(name, drawn, tmp_path):
+    path, table = drawn[name]
+    types = {"seed": "Int64"} if name == "adaptation" else {}
+    write_figure(tmp_path / "again.svg", table.astype(types), DRAW[name])
+    for suffix in (".svg", ".png", ".csv"):
+        assert (tmp_path / f"again{suffix}").read_bytes() == path.with_suffix(suffix).read_bytes(), suffix
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_no_date_and_no_version_inside(name, drawn):
+    path, _ = drawn[name]
+    svg = path.read_text()
+    assert svg.startswith("<?xml")
+    assert not re.search(r"<dc:date>|Matplotlib v", svg)
+    png = path.with_suffix(".png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert b"tEXt" not in png
+    assert b"tIME" not in png
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_small_study_with_one_budget(name, tmp_path):
+    small = write_study(tmp_path / "small", layers=2, heads=2, budgets=("0.01",))
+    assert len(draw(name, small, tmp_path / f"{name}.svg")) > 0
+
+
+def test_sensitivity_numbers(drawn):
+    _, table = drawn["sensitivity"]
+    for precision, grid in published_sensitivities(PUBLISHED).items():
+        part = table[table["precision"] == precision].sort_values(["layer", "head"])
+        assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
+
+
+def test_allocation_draws_coinciding_policies_once(drawn):
+    _, table = drawn["allocation"]
+    counts = table[table["policy"] == "greedy-0.01"]["precision"].value_counts().to_dict()
+    assert counts == {"int4": 70, "int8": 19, "bf16": 7}
+    with style():
+        titles = [axes.get_title(loc="left") for axes in allocation.draw(table).axes if axes.get_visible()]
+    assert titles == ["greedy 0.01\n7 BF16, 19 INT8, 70 INT4", "greedy 0.05, 0.1, 0.25, 0.5\n96 INT4"]
+
+
+def test_greedy_path_starts_dense_and_ends_at_the_published_proxy(drawn):
+    _, table = drawn["greedy-path"]
+    path = table[table["policy"] == "greedy-0.01"]
+    assert path.iloc[0][["step", "proxy", "total_bytes"]].tolist() == [0, 0.0, 1572864]
+    assert path.iloc[-1]["step"] == 159
+    assert path.iloc[-1]["proxy"] == pytest.approx(0.009985672175389482, rel=1e-12)
+    assert path.iloc[-1]["total_bytes"] == 579840
+
+
+def test_storage_numbers(drawn):
+    _, table = drawn["storage-kl"]
+    published = published_validation(PUBLISHED)
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    assert dict(zip(table["policy"], table["mean_kl"], strict=True)) == {
+        policy: metrics["mean_kl"] for policy, metrics in published.items()
+    }
+
+
+def test_position_numbers(study, drawn):
+    positions = pd.read_csv(study / "policies/int8/positions.csv")
+    _, by_position = drawn["kl-by-position"]
+    own = by_position[by_position["policy"] == "int8"]
+    at_nine = positions.loc[positions["position"] == 9, "kl"]
+    assert own.loc[own["position"] == 9, "mean_kl"].item() == pytest.approx(at_nine.mean(), rel=1e-12)
+    assert own.loc[own["position"] == 0, "mean_kl"].item() == 0.0
+    _, distribution = drawn["kl-distribution"]
+    for row in distribution[distribution["policy"] == "int8"].itertuples():
+        assert row.share == pytest.approx(np.mean(positions["kl"] >= row.kl)) if row.kl > 0 else row.share > 0.98
+
+
+def test_adaptation_numbers(study, drawn):
+    _, table = drawn["adaptation"]
+    assert table["policy"].drop_duplicates().tolist() == ["greedy-0.01", "bf16"]
+    row = table[(table["arm"] == "noise") & (table["seed"] == 2026) & (table["policy"] == "bf16")].iloc[0]
+    evaluation = json.loads((study / "adaptation/noise/seed-2026/bf16/evaluation.json").read_text())
+    assert row["mean_kl"] == evaluation["mean_kl"]
+    _, curves = drawn["adaptation-curves"]
+    curve = pd.read_csv(study / "adaptation/control/seed-9001/curve.csv")
+    own = curves[(curves["arm"] == "control") & (curves["seed"] == 9001)]
+    assert own["kl"].tolist() == curve["kl"].tolist()
+
+
+def test_label_of_coinciding_policies():
+    assert policies_label(["greedy-0.1", "int4", "greedy-0.05"]) == "INT4 = greedy 0.05, 0.1"
+
+
+def failure(*words: object) -> str:
+    result = CliRunner().invoke(main, ["figure", *map(str, words)])
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_missing_column(study, tmp_path):
+    table = pd.read_csv(study / "sensitivity.csv").drop(columns="mean_kl")
+    table.to_csv(tmp_path / "broken.csv", index=False)
+    said = failure("sensitivity", "--sensitivity", tmp_path / "broken.csv", "--output", tmp_path / "s.svg")
+    assert "broken.csv: column 'mean_kl' is missing; found layer, head, precision" in said
+    assert not (tmp_path / "s.svg").exists()
+
+
+def test_hole_in_the_grid(study, tmp_path):
+    pd.read_csv(study / "sensitivity.csv").iloc[1:].to_csv(tmp_path / "holes.csv", index=False)
+    said = failure("sensitivity", "--sensitivity", tmp_path / "holes.csv", "--output", tmp_path / "s.svg")
+    assert "holes.csv: int8 has 95 rows for 95 heads, expected one for each of 12 x 8" in said
+
+
+def test_text_instead_of_a_number(tmp_path):
+    place = tmp_path / "noise" / "seed-1"
+    place.mkdir(parents=True)
+    (place / "curve.csv").write_text("step,cross_entropy,kl\n0,2.5,many\n")
+    said = failure("adaptation-curves", place / "curve.csv", "--output", tmp_path / "c.svg")
+    assert "curve.csv: column 'kl' holds 'many', expected a number" in said
+
+
+def test_missing_files(study, tmp_path):
+    assert "'nowhere.csv' does not exist" in failure(
+        "sensitivity", "--sensitivity", "nowhere.csv", "--output", tmp_path / "s.svg"
+    )
+    lonely = tmp_path / "evaluation.json"
+    lonely.write_text((study / "policies/int8/evaluation.json").read_text())
+    assert f"{tmp_path}/positions.csv" in failure("kl-by-position", lonely, "--output", tmp_path / "p.svg")
+
+
+def test_wrong_records(study, tmp_path):
+    broken = tmp_path / "evaluation.json"
+    broken.write_text("{}")
+    assert "evaluation.json: key 'policy' is missing" in failure("storage-kl", broken, "--output", tmp_path / "s.svg")
+    said = failure("greedy-path", study / "policies/int8/policy.json", "--output", tmp_path / "g.svg")
+    assert "policy int8 has no budget, expected a greedy policy" in said
+    said = failure("adaptation-curves", study / "sensitivity.csv", "--output", tmp_path / "c.svg")
+    assert "sensitivity.csv: expected a file in a folder ARM/seed-SEED" in said
+
+
+def test_output_has_to_be_svg(study, tmp_path):
+    said = failure("sensitivity", *arguments("sensitivity", study), "--output", tmp_path / "s.pdf")
+    assert "s.pdf: a figure's output ends in .svg" in said
+
+
+def test_empty_table(tmp_path):
+    (tmp_path / "sensitivity.csv").write_text("layer,head,precision,mean_kl\n")
+    said = failure("sensitivity", "--sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
+    assert "s.svg: there is nothing to draw" in said

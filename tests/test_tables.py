@@ -1,0 +1,143 @@
+"""The tables: numbers in full precision in the CSV, footnotes and published columns in the HTML, and errors."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from published_study import PUBLISHED, write_study
+
+from kvstages.cli import main
+from kvstages.html_page import count, decimal, divergence, percent
+
+BYTES = "persistent payload plus the scales of one cache of 64 tokens at batch 1; transient reconstruction"
+NOT_FASTER = "Less storage is not a speed-up"
+PROXY = "The proxy is a calibration proxy"
+SETTINGS = "Measured with incremental execution, bfloat16 arithmetic, dense heads kept as bfloat16 while measuring"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+def arguments(name: str, study: Path) -> list[str]:
+    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
+    return {
+        "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
+        "adaptation": [
+            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
+            *(word for path in originals for word in ("--original", path)),
+        ],
+        "sensitivity-summary": [
+            *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
+            "--sensitivity", str(study / "sensitivity.csv"),
+        ],
+    }[name]  # fmt: skip
+
+
+def make(name: str, study: Path, output: Path, *more: object) -> tuple[pd.DataFrame, str]:
+    words = ["table", name, *arguments(name, study), "--output", str(output), *map(str, more)]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return pd.read_csv(output.with_suffix(".csv")), output.read_text()
+
+
+@pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
+def test_footnotes_and_the_same_bytes_again(name, study, tmp_path):
+    _, page = make(name, study, tmp_path / "table.html")
+    for note in (BYTES, NOT_FASTER, SETTINGS):
+        assert note in page
+    if name != "adaptation":
+        assert PROXY in page
+    assert "published" not in page.split("</style>")[1]
+    again = tmp_path / "again.html"
+    make(name, study, again)
+    assert again.read_bytes() == (tmp_path / "table.html").read_bytes()
+    assert again.with_suffix(".csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
+
+
+def test_results(study, tmp_path):
+    table, page = make("results", study, tmp_path / "results.html", "--published", PUBLISHED)
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    mixed = table.set_index("policy").loc["greedy-0.01"]
+    assert mixed[["heads_bf16", "heads_int8", "heads_int4", "total_bytes"]].tolist() == [7, 19, 70, 579840]
+    assert mixed["proxy"] == 0.009985672175389482
+    for name in ("proxy", "mean_kl", "agreement", "cross_entropy", "total_bytes", "compression"):
+        assert table[f"published_{name}"].tolist() == table[name].tolist()
+    assert '<td>579,840</td><td class="published">579,840</td>' in page
+    assert '0.001528<span class="interval">[0.001406, 0.001665]</span>' in page
+    assert "window validation, 32 blocks of 64 tokens, 2,048 positions (2,016 targets of the cross entropy)" in page
+
+
+def test_results_without_a_published_counterpart(study, tmp_path):
+    place = tmp_path / "policies" / "greedy-0.02"
+    place.mkdir(parents=True)
+    for name in ("evaluation.json", "policy.json"):
+        record = json.loads((study / "policies/greedy-0.01" / name).read_text()) | {"policy": "greedy-0.02"}
+        (place / name).write_text(json.dumps(record))
+    words = ["table", "results", place / "evaluation.json", study / "policies/bf16/evaluation.json"]
+    words += ["--output", tmp_path / "r.html", "--published", PUBLISHED]
+    result = CliRunner().invoke(main, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    row = (tmp_path / "r.csv").read_text().splitlines()[2]
+    assert row.startswith("greedy-0.02,7,19,70,0.009985672175389482,,")
+    assert ",579840,,2.7125827814569536," in row
+
+
+def test_adaptation(study, tmp_path):
+    table, page = make("adaptation", study, tmp_path / "adaptation.html", "--published", PUBLISHED)
+    rows = table.set_index(["policy", "arm", "seed"])
+    assert round(rows.loc[("greedy-0.01", "noise", "mean"), "mean_kl"], 6) == 0.001515
+    assert round(rows.loc[("bf16", "noise", "mean"), "mean_kl"], 6) == 0.000189
+    seeds = rows.loc[("bf16", "noise")].loc[["1337", "2026", "9001"], "mean_kl"]
+    assert rows.loc[("bf16", "noise", "standard deviation"), "mean_kl"] == pytest.approx(seeds.std(ddof=1))
+    noise = table[table["arm"] == "noise"]
+    assert noise["published_mean_kl"].tolist() == noise["mean_kl"].tolist()
+    assert table[table["arm"] == "control"]["published_mean_kl"].isna().all()
+    assert "measured against the original model with BF16 caches" in page
+
+
+def test_sensitivity_summary_shows_the_published_weakness(study, tmp_path):
+    table, page = make("sensitivity-summary", study, tmp_path / "s.html", "--published", PUBLISHED)
+    rows = table.set_index("precision")
+    assert round(rows.loc["int8", "correlation_with_layer"], 2) == -0.98
+    assert round(rows.loc["int4", "median_ratio_to_int8"], 1) == 1.9
+    assert rows.loc["int4", "theoretical_ratio_to_int8"] == (127 / 7) ** 2
+    assert round(rows.loc["int8", "sum_over_joint"]) == 31
+    assert rows["published_sum"].tolist() == rows["sum"].tolist()
+    assert "−0.98" in page
+
+
+def failure(*words: object) -> str:
+    result = CliRunner().invoke(main, ["table", *map(str, words)])
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_errors_name_the_file(study, tmp_path):
+    lonely = tmp_path / "evaluation.json"
+    lonely.write_text((study / "policies/int8/evaluation.json").read_text())
+    assert f"{tmp_path}/policy.json" in failure("results", lonely, "--output", tmp_path / "r.html")
+    record = json.loads(lonely.read_text())
+    del record["perplexity"]
+    lonely.write_text(json.dumps(record))
+    said = failure("results", lonely, "--output", tmp_path / "r.html")
+    assert "evaluation.json: key 'perplexity' is missing" in said
+    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.csv")
+    assert "r.csv: a table's output ends in .html" in said
+    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", tmp_path)
+    assert f"{tmp_path}/validation.json" in said
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_how_numbers_are_written():
+    assert [divergence(value) for value in (0, 0.001527944, 9.2613e-6, 1.0)] == [
+        "0",
+        "0.001528",
+        "9.261 × 10⁻⁶",
+        "1.000",
+    ]
+    assert [percent(0.97852), count(1572864.0), decimal(2)(-0.984)] == ["97.85 %", "1,572,864", "−0.98"]

@@ -1,0 +1,55 @@
+"""What the rules of figures and tables ask about a study: which there are, and which files each reads.
+
+Needs: the functions of common.smk.
+Makes: nothing; functions only.
+"""
+
+FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"]
+ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
+TABLES = ["results", "sensitivity-summary"]
+ADAPTATION_TABLES = ["adaptation"]
+
+
+def figure_files(study):
+    """Every figure of a study, with its plotted numbers; those of the adaptation only if the study has arms."""
+    figures = FIGURES + (ADAPTATION_FIGURES if arms(study) else [])
+    return [f"results/{study}/figures/{figure}.{suffix}" for figure in figures for suffix in ("svg", "png", "csv")]
+
+
+def table_files(study):
+    """Every table of a study, for people and for programs."""
+    tables = TABLES + (ADAPTATION_TABLES if arms(study) else [])
+    return [f"results/{study}/tables/{table}.{suffix}" for table in tables for suffix in ("html", "csv")]
+
+
+def policy_files(chosen, filename):
+    """Input function: a file of each policy that ``chosen`` (a function of the study) names."""
+    return lambda wildcards: [
+        f"results/{wildcards.study}/policies/{policy}/{filename}" for policy in chosen(wildcards.study)
+    ]
+
+
+def uniform_policies(study):
+    """The quantized uniform policies."""
+    return [policy for policy in policies(study) if policy != "bf16" and policy not in greedy_policies(study)]
+
+
+def adapted_files(filename, by_policy):
+    """Input function: a file of each adapted arm and seed, and of each of its policies if ``by_policy``."""
+    return lambda wildcards: [
+        f"results/{wildcards.study}/adaptation/{arm}/seed-{seed}/{policy}{filename}"
+        for arm in arms(wildcards.study)
+        for seed in seeds(wildcards.study)
+        for policy in ([f"{name}/" for name in adapted_policies(wildcards.study)] if by_policy else [""])
+    ]
+
+
+def original_arguments(wildcards, input):
+    """The evaluations before adaptation, as arguments of `figure adaptation` and `table adaptation`."""
+    return [part for path in input.original for part in ("--original", path)]
+
+
+def published_arguments(wildcards):
+    """The folder of published figures, as arguments of `table`; nothing where a study repeats none."""
+    name = study_config(wildcards.study).get("published")
+    return ["--published", f"{workflow.basedir}/kvstages/published/{name}"] if name else []
