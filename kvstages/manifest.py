@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvstages import __version__
 from kvstages.cli import STAGES
 from kvstages.digests import stage_digest
 from kvstages.files import read_json, sha256
 
-PACKAGES = ("kvstages", "torch", "numpy", "pandas", "safetensors", "matplotlib", "snakemake")
+PACKAGES = ("torch", "numpy", "pandas", "safetensors", "matplotlib", "snakemake")
 
 
 def checksums(files: Iterable[Path]) -> dict[str, str]:
@@ -55,6 +56,7 @@ def version(package: str) -> str | None:
 def environment() -> dict[str, Any]:
     """Python, packages, platform and CPU that this process sees."""
     return {
+        "kvstages": __version__,
         "python": platform.python_version(),
         "packages": {package: version(package) for package in PACKAGES},
         "platform": platform.platform(),
