@@ -36,6 +36,18 @@ _METRICS = {
 }
 
 
+def published_folder(name: str) -> Path:
+    """Folder of published figures: one that ships with the project, by its name, or any other by its path.
+
+    ValueError where there is neither.
+    """
+    for folder in (SHIPPED / name, Path(name)):
+        if folder.is_dir():
+            return folder
+    shipped = ", ".join(sorted(folder.name for folder in SHIPPED.iterdir()))
+    raise ValueError(f"published figures {name!r}: no such folder, and none that ships with the project ({shipped})")
+
+
 def policy_name(label: str) -> str:
     """This project's name of a published policy; ValueError on a label that is none of the published ones."""
     if label.startswith(_GREEDY):

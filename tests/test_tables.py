@@ -87,7 +87,7 @@ def test_results_without_a_published_counterpart(study, tmp_path):
 
 
 def test_adaptation(study, tmp_path):
-    table, page = make("adaptation", study, tmp_path / "adaptation.html", "--published", PUBLISHED)
+    table, page = make("adaptation", study, tmp_path / "adaptation.html", "--published", "gpt2-nano")
     rows = table.set_index(["policy", "arm", "seed"])
     assert round(rows.loc[("greedy-0.01", "noise", "mean"), "mean_kl"], 6) == 0.001515
     assert round(rows.loc[("bf16", "noise", "mean"), "mean_kl"], 6) == 0.000189
@@ -130,6 +130,8 @@ def test_errors_name_the_file(study, tmp_path):
     assert "r.csv: a table's output ends in .html" in said
     said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", tmp_path)
     assert f"{tmp_path}/validation.json" in said
+    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", "nano")
+    assert "published figures 'nano': no such folder, and none that ships with the project (gpt2-nano)" in said
     assert not (tmp_path / "r.html").exists()
 
 

@@ -28,7 +28,7 @@ def command() -> None:
 @click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
 @output_option
 def sensitivity_command(sensitivity: Path, output: Path) -> None:
-    """Heat maps of the single-head KL, layer by head, one for each precision."""
+    """Heat maps of the single-head scores. Layer by head, one map for each precision of the table."""
     from kvstages.figures.sensitivity import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -39,7 +39,7 @@ def sensitivity_command(sensitivity: Path, output: Path) -> None:
 @click.argument("policies", metavar="POLICY.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def allocation_command(policies: tuple[Path, ...], output: Path) -> None:
-    """Map of the precision of each head, for each policy given."""
+    """Map of the precision of each head. One map for each policy given; those that coincide share one."""
     from kvstages.figures.allocation import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -50,7 +50,7 @@ def allocation_command(policies: tuple[Path, ...], output: Path) -> None:
 @click.argument("policies", metavar="POLICY.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def greedy_path_command(policies: tuple[Path, ...], output: Path) -> None:
-    """Proxy against bytes for each greedy policy given, step by step; reads the steps.csv beside each."""
+    """Proxy against bytes, step by step. A line for each greedy policy given; reads the steps.csv beside each."""
     from kvstages.figures.greedy_path import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -61,7 +61,7 @@ def greedy_path_command(policies: tuple[Path, ...], output: Path) -> None:
 @click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def storage_kl_command(evaluations: tuple[Path, ...], output: Path) -> None:
-    """Mean held-out KL with its interval against cache bytes, a point for each policy given."""
+    """Held-out KL against cache bytes. A point with its 95 % interval for each policy given."""
     from kvstages.figures.storage_kl import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -72,7 +72,7 @@ def storage_kl_command(evaluations: tuple[Path, ...], output: Path) -> None:
 @click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def kl_by_position_command(evaluations: tuple[Path, ...], output: Path) -> None:
-    """Mean KL at each position of the block, a line for each policy given; reads the positions.csv beside each."""
+    """Mean KL at each position. A line for each policy given; reads the positions.csv beside each."""
     from kvstages.figures.kl_by_position import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -83,7 +83,7 @@ def kl_by_position_command(evaluations: tuple[Path, ...], output: Path) -> None:
 @click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def kl_distribution_command(evaluations: tuple[Path, ...], output: Path) -> None:
-    """Share of positions above each KL, a line for each policy given; reads the positions.csv beside each."""
+    """Share of positions above each KL. A line for each policy given; reads the positions.csv beside each."""
     from kvstages.figures.kl_distribution import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -94,7 +94,7 @@ def kl_distribution_command(evaluations: tuple[Path, ...], output: Path) -> None
 @click.argument("curves", metavar="ARM/seed-SEED/curve.csv...", type=FILE, nargs=-1, required=True)
 @output_option
 def adaptation_curves_command(curves: tuple[Path, ...], output: Path) -> None:
-    """Cross entropy and KL in training; arm and seed are told by each curve's folder."""
+    """Cross entropy and KL in training. The folder of each curve tells its arm and seed."""
     from kvstages.figures.adaptation_curves import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -106,7 +106,7 @@ def adaptation_curves_command(curves: tuple[Path, ...], output: Path) -> None:
 @click.option("--original", type=FILE, multiple=True, required=True, help="The same policy, original model. Repeat.")
 @output_option
 def adaptation_command(adapted: tuple[Path, ...], original: tuple[Path, ...], output: Path) -> None:
-    """Held-out KL before and after adaptation; arm and seed are told by each evaluation's folder."""
+    """Held-out KL before and after. The folder of each evaluation tells its arm and seed."""
     from kvstages.figures.adaptation import draw, numbers
     from kvstages.figures.style import write_figure
 

@@ -19,8 +19,8 @@ output_option = click.option(
 )
 published_option = click.option(
     "--published",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of published figures; they are shown beside the measured ones.",
+    metavar="NAME|FOLDER",
+    help="Published figures to show beside the measured ones: gpt2-nano, or a folder in its format.",
 )
 
 
@@ -36,11 +36,11 @@ def command() -> None:
 @click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
 @published_option
 @output_option
-def results_command(evaluations: tuple[Path, ...], published: Path | None, output: Path) -> None:
-    """Every held-out metric and the bytes, one row for each policy given; reads the policy.json beside each."""
+def results_command(evaluations: tuple[Path, ...], published: str | None, output: Path) -> None:
+    """Every metric of every policy. One row for each policy given; reads the policy.json beside each."""
     from kvstages.tables import results
 
-    _write(output, *results(evaluations, published))
+    _write(output, *results(evaluations, _folder(published)))
 
 
 @command.command("adaptation")
@@ -49,12 +49,12 @@ def results_command(evaluations: tuple[Path, ...], published: Path | None, outpu
 @published_option
 @output_option
 def adaptation_command(
-    adapted: tuple[Path, ...], original: tuple[Path, ...], published: Path | None, output: Path
+    adapted: tuple[Path, ...], original: tuple[Path, ...], published: str | None, output: Path
 ) -> None:
-    """KL, agreement and cross entropy by cache policy, arm and seed; arm and seed are told by each file's folder."""
+    """KL and agreement by arm and seed. The folder of each evaluation tells its arm and seed."""
     from kvstages.tables import adaptation
 
-    _write(output, *adaptation(original, adapted, published))
+    _write(output, *adaptation(original, adapted, _folder(published)))
 
 
 @command.command("sensitivity-summary")
@@ -63,12 +63,18 @@ def adaptation_command(
 @published_option
 @output_option
 def sensitivity_summary_command(
-    evaluations: tuple[Path, ...], sensitivity: Path, published: Path | None, output: Path
+    evaluations: tuple[Path, ...], sensitivity: Path, published: str | None, output: Path
 ) -> None:
-    """Spread of the single-head scores, their trend over layers, and their sum against the uniform policies' KL."""
+    """The scores in numbers. Spread, trend over layers, and sum against the KL of the uniform policies."""
     from kvstages.tables import sensitivity_summary
 
-    _write(output, *sensitivity_summary(sensitivity, evaluations, published))
+    _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published)))
+
+
+def _folder(published: str | None) -> Path | None:
+    from kvstages.published import published_folder
+
+    return None if published is None else published_folder(published)
 
 
 def _write(output: Path, table: pd.DataFrame, page: str) -> None:

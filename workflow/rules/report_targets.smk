@@ -50,6 +50,6 @@ def original_arguments(wildcards, input):
 
 
 def published_arguments(wildcards):
-    """The folder of published figures, as arguments of `table`; nothing where a study repeats none."""
+    """The published figures that a study repeats, as arguments of `table`; nothing where it repeats none."""
     name = study_config(wildcards.study).get("published")
-    return ["--published", f"{workflow.basedir}/kvstages/published/{name}"] if name else []
+    return ["--published", name] if name else []
