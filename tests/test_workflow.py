@@ -307,7 +307,7 @@ def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
     while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     # A write that was cut off, as a kill leaves it: a part of the file under its temporary name.
-    partial = project.folder / "results" / "small" / "sweep" / ".layer-00.csv.killed.partial"
+    partial = project.folder / "results" / "small" / "sweep" / ".layer-00.csv.k1lled_0.partial"
     partial.write_text("layer,head")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
