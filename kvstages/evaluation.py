@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -41,7 +40,7 @@ def evaluate(
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Figures of one policy and a table of its positions.
 
     Token ids [B, T]; ``reference``: logits [B, T, V] of the unquantized model on the same blocks, by the same
@@ -88,16 +87,14 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
     }
 
 
-def position_table(metrics: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One row a position, sorted by block and position; cross entropy is empty where no token follows."""
+def position_table(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns of a table with a row a position, by block and position; cross entropy is NaN where no token follows."""
     blocks, length = metrics["kl"].shape
-    return pd.DataFrame(
-        {
-            "block": np.repeat(np.arange(blocks), length),
-            "position": np.tile(np.arange(length), blocks),
-            "kl": metrics["kl"].ravel(),
-            "agrees": metrics["agrees"].ravel().astype(int),
-            "cross_entropy": metrics["cross_entropy"].ravel(),
-            "logit_deviation": metrics["logit_deviation"].ravel(),
-        }
-    )
+    return {
+        "block": np.repeat(np.arange(blocks), length),
+        "position": np.tile(np.arange(length), blocks),
+        "kl": metrics["kl"].ravel(),
+        "agrees": metrics["agrees"].ravel().astype(int),
+        "cross_entropy": metrics["cross_entropy"].ravel(),
+        "logit_deviation": metrics["logit_deviation"].ravel(),
+    }

@@ -7,14 +7,17 @@ here carries a time stamp or an absolute path.
 
 from __future__ import annotations
 
+import csv
 import errno
 import glob
 import hashlib
+import io
 import json
+import numbers
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +95,28 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: not a JSON file ({error})") from error
 
 
-def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV in full precision (the shortest text that reads back to the same number)."""
-    write_text(path, table.to_csv(index=False, lineterminator="\n"))
+def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]]) -> None:
+    """Write columns as CSV in full precision: the shortest text that reads back to the same number; NaN as nothing.
+
+    A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it.
+    ValueError if the columns differ in length.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    for row in zip(*(table[name] for name in table), strict=True):
+        writer.writerow(map(_cell, row))
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return (
+        repr(float(value))
+        if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+        else str(value)
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
 from kvstages.allocation import BITS, Move, Scores, average_payload_bits, greedy, policy_bytes, proxy, uniform
 
 STEP_COLUMNS = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
@@ -13,7 +11,7 @@ STEP_COLUMNS = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved"
 
 def greedy_policy(
     name: str, budget: float, scores: Scores, head_dim: int, tokens: int
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Record and path of the greedy policy of a budget (nats); scores {precision: [L][H]}, see ``allocation.greedy``."""
     grid, path = greedy(scores, budget, head_dim, tokens)
     spent = path[-1].proxy if path else 0.0
@@ -22,7 +20,7 @@ def greedy_policy(
 
 def uniform_policy(
     name: str, precision: str, scores: Scores, head_dim: int, tokens: int
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Record and (empty) path of the policy with one precision everywhere."""
     shape = next(iter(scores.values()))
     grid = uniform(len(shape), len(shape[0]), precision)
@@ -57,10 +55,10 @@ def policy_record(
     }
 
 
-def step_table(path: list[Move]) -> pd.DataFrame:
-    """The greedy path as a table, steps counted from 1."""
+def step_table(path: list[Move]) -> dict[str, list[Any]]:
+    """The greedy path as columns, steps counted from 1."""
     rows = [
         (number, m.layer, m.head, m.before, m.after, m.added_kl, m.bytes_saved, m.proxy, m.cache_bytes)
         for number, m in enumerate(path, start=1)
     ]
-    return pd.DataFrame(rows, columns=STEP_COLUMNS)
+    return {name: [row[index] for row in rows] for index, name in enumerate(STEP_COLUMNS)}

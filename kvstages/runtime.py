@@ -48,6 +48,8 @@ def prepare(device: str, threads: int) -> torch.device:
     if device == "cuda" and not available:
         raise ValueError("device cuda: PyTorch finds no CUDA device here; set device to cpu or auto")
     torch.set_num_threads(threads)
+    # Determinism does not need every new tensor filled with NaN: nothing here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if device == "cpu" or not available:
         torch.use_deterministic_algorithms(True)
         return torch.device("cpu")

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-SETTING = ["execution", "arithmetic", "dense_storage"]
-SWEEP_COLUMNS = ["layer", "head", "precision", "block", "mean_kl", *SETTING]
+from kvstages.sweep_table import PRECISION_ORDER, SETTING, SWEEP_COLUMNS
+
 SENSITIVITY_COLUMNS = ["layer", "head", "precision", "mean_kl", "standard_error", "blocks", *SETTING]
-PRECISION_ORDER = ("int8", "int4")
-
-
-def sweep_table(layer: int, kl: Mapping[str, np.ndarray], setting: Mapping[str, str]) -> pd.DataFrame:
-    """Rows of one layer's sweep, from {precision: mean KL in nats [H, B]}."""
-    rows = [
-        {"layer": layer, "head": head, "precision": precision, "block": block, "mean_kl": float(value), **setting}
-        for head in range(len(next(iter(kl.values()))))
-        for precision in sorted(kl, key=PRECISION_ORDER.index)
-        for block, value in enumerate(kl[precision][head])
-    ]
-    return pd.DataFrame(rows, columns=SWEEP_COLUMNS)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -8,7 +8,13 @@ from kvstages.gpt import GPT, GPTConfig
 
 
 def random_model(
-    layers: int = 3, heads: int = 2, head_dim: int = 8, vocab: int = 50, context: int = 32, seed: int = 0, dtype=torch.float32
+    layers: int = 3,
+    heads: int = 2,
+    head_dim: int = 8,
+    vocab: int = 50,
+    context: int = 32,
+    seed: int = 0,
+    dtype=torch.float32,
 ) -> GPT:
     """A decoder whose weights are large enough that every part of it matters."""
     model = GPT(GPTConfig(vocab, context, heads * head_dim, layers, heads))

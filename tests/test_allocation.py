@@ -48,9 +48,7 @@ score = st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.5])
 grids = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
     lambda shape: st.fixed_dictionaries(
         {
-            p: st.lists(
-                st.lists(score, min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0]
-            )
+            p: st.lists(st.lists(score, min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0])
             for p in ("int8", "int4")
         }
     )

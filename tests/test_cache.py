@@ -17,7 +17,9 @@ from kvstages.published import published_policies
 
 PRECISIONS = ("bf16", "int8", "int4")
 grids = st.integers(1, 3).flatmap(
-    lambda heads: st.lists(st.lists(st.sampled_from(PRECISIONS), min_size=heads, max_size=heads), min_size=1, max_size=2)
+    lambda heads: st.lists(
+        st.lists(st.sampled_from(PRECISIONS), min_size=heads, max_size=heads), min_size=1, max_size=2
+    )
 )
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvstages.sensitivity import SENSITIVITY_COLUMNS, gather, read_scores, sweep_table
+from kvstages.files import write_table
+from kvstages.sensitivity import SENSITIVITY_COLUMNS, gather, read_scores
+from kvstages.sweep_table import sweep_table
 
 SETTING = {"execution": "parallel", "arithmetic": "float32", "dense_storage": "float32"}
 
@@ -14,7 +16,7 @@ SETTING = {"execution": "parallel", "arithmetic": "float32", "dense_storage": "f
 def shard(folder, layer: int, setting=SETTING, blocks: int = 4):
     rng = np.random.default_rng(layer)
     path = folder / f"layer-{layer:02d}.csv"
-    sweep_table(layer, {p: rng.random((3, blocks)) for p in ("int4", "int8")}, setting).to_csv(path, index=False)
+    write_table(path, sweep_table(layer, {p: rng.random((3, blocks)) for p in ("int4", "int8")}, setting))
     return path
 
 
@@ -58,7 +60,11 @@ def test_blocks_that_differ_between_layers_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a,b\n1,2\n", "columns a, b; expected layer"), ("", "not a table"), ("layer,head\n", "expected layer, head, prec")],
+    [
+        ("a,b\n1,2\n", "columns a, b; expected layer"),
+        ("", "not a table"),
+        ("layer,head\n", "expected layer, head, prec"),
+    ],
 )
 def test_another_file_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / "x.csv"

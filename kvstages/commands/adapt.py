@@ -62,8 +62,6 @@ def command(
     Example: kvstages adapt --model model.safetensors --windows windows.safetensors --reference
     reference/adaptation.safetensors --noise-bits 4 --seed 1337 --output adapted.safetensors --curve curve.csv
     """
-    import pandas as pd
-
     from kvstages.adaptation import Arm, adapt
     from kvstages.checkpoints import load_model, save_model
     from kvstages.files import read_tensors, write_table
@@ -84,4 +82,5 @@ def command(
     with options.progress(f"adapt, seed {seed}") as report:
         records = adapt(decoder, tokens, logits, arm, seed, report)
     save_model(output, decoder.config, decoder.state_dict())
-    write_table(curve, pd.DataFrame(records).rename_axis("step").reset_index())
+    columns = {name: [record[name] for record in records] for name in records[0]}
+    write_table(curve, {"step": range(steps), **columns})

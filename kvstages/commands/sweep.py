@@ -49,8 +49,8 @@ def command(
     from kvstages.checkpoints import load_model
     from kvstages.files import write_table
     from kvstages.runtime import Setting, prepare
-    from kvstages.sensitivity import sweep_table
     from kvstages.sweep import sweep_layer
+    from kvstages.sweep_table import sweep_table
     from kvstages.windows import load_window
 
     setting = Setting(execution, arithmetic, dense_storage)
@@ -59,5 +59,5 @@ def command(
     tokens = load_window(windows, window).to(place)
     with options.progress(f"sweep, layer {layer}") as report:
         kl = sweep_layer(decoder, tokens, layer, precisions, setting, memory_mb << 20, report)
-    arrays = {precision: values.numpy() for precision, values in kl.items()}
-    write_table(output, sweep_table(layer, arrays, setting.as_dict()))
+    scores = {precision: values.tolist() for precision, values in kl.items()}
+    write_table(output, sweep_table(layer, scores, setting.as_dict()))

@@ -46,6 +46,7 @@ def draw(table: pd.DataFrame) -> Figure:
     upper.set_ylabel("cross entropy (nats per token)")
     lower.set_ylabel("KL to the reference (nats)")
     lower.set_xlabel("training step")
+    lower.xaxis.get_major_locator().set_params(integer=True)
     handles = [
         Line2D([], [], **{**line_style(index), "marker": ""}, label=f"arm {arm}") for index, arm in enumerate(arms)
     ] + [

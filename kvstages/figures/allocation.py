@@ -46,8 +46,8 @@ def draw(table: pd.DataFrame) -> Figure:
 
     groups = coinciding(table)
     layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    columns = min(len(groups), max(1, 16 // heads + 1))
-    rows = -(-len(groups) // columns)
+    rows = -(-len(groups) // max(1, 16 // heads + 1))
+    columns = -(-len(groups) // rows)
     width, height = max(heads * 0.28, 2.2), max(layers * 0.2, 0.8)
     figure = Figure(figsize=(max(4.8, columns * (width + 0.6)), rows * (height + 0.85) + 0.75), layout="constrained")
     figure.suptitle("Allocation: bits of each head's keys and values", x=0.01, ha="left")
