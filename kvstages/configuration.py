@@ -52,6 +52,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
                 "device": one_of(DEVICES),
                 "threads": whole(1, "a number of CPU threads"),
                 "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
+                "container": text,
             },
         )
     except ValueError as error:
@@ -68,6 +69,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             "",
             {
                 "title": text,
+                "layers": whole(1, "layers of the decoder"),
                 "artifacts": artifacts,
                 "block": whole(SMALLEST_BLOCK, "tokens"),
                 "windows": windows,

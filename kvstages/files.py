@@ -101,6 +101,9 @@ def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]]) -
     A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it.
     ValueError if the columns differ in length.
     """
+    if not isinstance(table, Mapping):
+        # pandas has a missing value that not even compares; None is plain.
+        table = table.astype(object).where(table.notna(), None)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-LAYER = r"\d{2,}"
+LAYER = r"\d\d+"
 BUDGET = r"[0-9][0-9.eE+-]*"
 POLICY = rf"bf16|int8|int4|greedy-{BUDGET}"
 

@@ -7,9 +7,16 @@ import pytest
 
 from kvstages.configuration import check_shared, check_study, load_study
 
-SHARED = {"studies": ["embedded", "gpt2-nano"], "device": "auto", "threads": 1, "memory_mb": 2048}
+SHARED = {
+    "studies": ["embedded", "gpt2-nano"],
+    "device": "auto",
+    "threads": 1,
+    "memory_mb": 2048,
+    "container": "kvstages.sif",
+}
 STUDY = """\
 title: A study
+layers: 12
 artifacts:
   source: hub
   location: ada/nano
@@ -84,7 +91,7 @@ def test_a_right_study_from_a_folder(study, source):
     [
         # unknown and missing keys, at every level
         ("budget", [0.1], "budget: unknown key; did you mean budgets?"),
-        ("colour", 1, "colour: unknown key; expected one of title, artifacts, block,"),
+        ("colour", 1, "colour: unknown key; expected one of title, layers, artifacts, block,"),
         ("artifacts.sorce", "hub", "artifacts.sorce: unknown key; did you mean source?"),
         ("artifacts.files.shards", {}, "artifacts.files.shards: unknown key; did you mean shard?"),
         ("artifacts.files.shard.sha", "", "artifacts.files.shard.sha: unknown key; did you mean"),
@@ -101,6 +108,8 @@ def test_a_right_study_from_a_folder(study, source):
         ("title", "", "title: the text '', expected a text"),
         ("artifacts", None, "artifacts: nothing, expected the keys source, location, files"),
         ("artifacts.files", [1], "artifacts.files: a list, expected the keys checkpoint,"),
+        ("layers", GONE, "layers: missing"),
+        ("layers", 0, "layers: 0, expected at least 1 (layers of the decoder)"),
         ("block", 64.0, "block: 64.0, expected a whole number (tokens)"),
         ("block", True, "block: true or false, expected a whole number (tokens)"),
         ("block", 1, "block: 1, expected at least 2 (tokens)"),

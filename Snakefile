@@ -1,0 +1,75 @@
+"""The front page of the study: configuration, checks, rules by topic, and everything that `rule all` asks for.
+
+Needs: config/config.yaml, and one file a study in config/studies (config/README.md explains every key).
+Makes: results/{study}/... for each study listed under `studies`; any other study file's results by their path.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+from kvstages import names
+from kvstages.configuration import FILES as ARTIFACTS
+from kvstages.configuration import check_shared, check_study, load_study
+
+min_version("9.0")
+
+
+configfile: "config/config.yaml"
+
+
+try:
+    check_shared(config)
+    STUDIES = {path.stem: load_study(path) for path in sorted(Path("config", "studies").glob("*.yaml"))}
+    for study, settings in STUDIES.items():
+        check_study(study, settings)
+    for study in config["studies"]:
+        if study not in STUDIES:
+            known = ", ".join(STUDIES)
+            raise ValueError(f"config/config.yaml: studies: no file config/studies/{study}.yaml; there are: {known}")
+except ValueError as error:
+    raise WorkflowError(str(error)) from None
+
+
+# What a torch job takes of the resource `gpu`; the device itself is a key of the configuration.
+GPUS = 0 if config["device"] == "cpu" else 1
+
+# This repository's own package answers `python -m kvstages`, wherever the working directory is.
+os.environ.update(PYTHONPATH=os.pathsep.join([workflow.basedir, *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
+report: "report/workflow.rst"
+
+
+container: config["container"]
+
+
+wildcard_constraints:
+    study="|".join(re.escape(study) for study in STUDIES),
+    artifact="|".join(ARTIFACTS),
+    filename="[^/]+",
+    window="[a-z]+",
+    layer=names.LAYER,
+    policy=names.POLICY,
+    arm="[a-z][a-z0-9-]*",
+    seed="[0-9]+",
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/artifacts.smk"
+include: "workflow/rules/sensitivity.smk"
+include: "workflow/rules/policies.smk"
+include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/adaptation.smk"
+include: "workflow/rules/figures.smk"
+include: "workflow/rules/manifest.smk"
+include: "workflow/rules/pretraining.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        [study_inputs(study) + study_outputs(study) + manifest_files(study) for study in config["studies"]],

@@ -1,0 +1,170 @@
+"""A small study for the tests: 2 layers x 2 heads on random weights, in this project's format and the published one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstages.files import sha256, write_json, write_tensors, write_text
+
+REPOSITORY = Path(__file__).parents[1]
+SHAPE = {"vocab_size": 64, "context_len": 16, "embedding_dim": 16, "num_layers": 2, "num_heads": 2}
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+SHARED = {"studies": ["small"], "device": "cpu", "threads": 1, "memory_mb": 1024, "container": "kvstages.sif"}
+STUDY = {
+    "title": "A small random decoder",
+    "layers": 2,
+    "block": 8,
+    "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
+    "execution": "parallel",
+    "arithmetic": "float32",
+    "dense_storage": "float32",
+    "precisions": ["int8", "int4"],
+    "budgets": [1e-6, 0.5],
+    "adaptation": {
+        "steps": 2,
+        "batch": 2,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01,
+        "clip": 1.0,
+        "beta": 1.0,
+        "seeds": [1337],
+        "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
+    },
+}
+
+
+def decoder() -> Any:
+    """A random decoder of ``SHAPE``, the same each time."""
+    import torch
+
+    from kvstages.gpt import GPT, GPTConfig
+
+    torch.manual_seed(7)
+    return GPT(GPTConfig(**SHAPE))
+
+
+def write_tokens(folder: Path, shard: Path) -> None:
+    """vocab.json and merges.json of a tokenizer, and a shard of random tokens."""
+    import numpy as np
+
+    from kvstages.shards import write_shard
+    from kvstages.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["the cache holds what the head has seen " * 9], 40, "abcdefghijklmnopqrstuvwxyz")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "vocab.json", tokenizer.vocabulary)
+    write_text(folder / "merges.json", json.dumps(tokenizer.merges) + "\n")
+    write_shard(shard, np.random.default_rng(7).integers(SHAPE["vocab_size"], size=128))
+
+
+def bundle(folder: Path) -> dict[str, str]:
+    """Write the small study's artifacts as this project ships them; artifact to path inside ``folder``."""
+    write_tensors(folder / "model.safetensors", decoder().state_dict(), {"config": SHAPE})
+    write_tokens(folder, folder / "held-out.bin")
+    return {
+        "checkpoint": "model.safetensors",
+        "vocabulary": "vocab.json",
+        "merges": "merges.json",
+        "shard": "held-out.bin",
+    }
+
+
+def published_bundle(folder: Path) -> dict[str, str]:
+    """The same artifacts in the published formats: a PyTorch training checkpoint with its leftovers, and folders."""
+    import torch
+
+    model = decoder()
+    state = dict(model.state_dict())
+    mask = torch.ones(SHAPE["context_len"], SHAPE["context_len"]).tril()
+    state |= {f"blocks.{layer}.causal_mask": mask for layer in range(SHAPE["num_layers"])}
+    optimizer = torch.optim.AdamW(model.parameters())
+    (folder / "checkpoints").mkdir(parents=True)
+    torch.save(
+        {
+            "config": SHAPE | {"dropout": 0.0},
+            "model_state_dict": state,
+            "optimizer_state_dict": optimizer.state_dict(),
+            "step": 3,
+            "loss": 4.2,
+        },
+        folder / "checkpoints" / "final.pt",
+    )
+    write_tokens(folder / "bpe-tokenizer", folder / "bpe-shards" / "train_000000.bin")
+    return {
+        "checkpoint": "checkpoints/final.pt",
+        "vocabulary": "bpe-tokenizer/vocab.json",
+        "merges": "bpe-tokenizer/merges.json",
+        "shard": "bpe-shards/train_000000.bin",
+    }
+
+
+class Project:
+    """A working directory with its own configuration, in which the repository's Snakefile runs."""
+
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None, snakefile: Path | None = None):
+        self.folder = folder
+        self.snakefile = snakefile or REPOSITORY / "Snakefile"
+        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.environment = {**os.environ, "PATH": search, "OMP_NUM_THREADS": "1", **(environment or {})}
+
+    def configure(self, study: dict[str, Any], shared: dict[str, Any] = SHARED) -> None:
+        """Write config/config.yaml and config/studies/small.yaml (JSON is YAML; windows keep their order)."""
+        write_text(self.folder / "config" / "config.yaml", json.dumps(shared))
+        write_text(self.folder / "config" / "studies" / "small.yaml", json.dumps(study))
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "snakemake", "--snakefile", str(self.snakefile), "--cores", "1", *arguments]
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        """What snakemake prints, after checking its exit status."""
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment, text=True, capture_output=True, timeout=540
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == status, output
+        return output
+
+    def jobs(self, *arguments: str) -> dict[str, int]:
+        """Number of jobs of each rule that snakemake would run now."""
+        lines = iter(self.run("--dry-run", *arguments).splitlines())
+        for line in lines:
+            if line.startswith("job ") and "count" in line:
+                next(lines)
+                rows = iter(lines.__next__, "")
+                counts = {name: int(count) for name, count in (row.split() for row in rows)}
+                return {name: count for name, count in counts.items() if name not in ("all", "total")}
+        return {}
+
+    def copy(self, folder: Path, snakefile: Path | None = None) -> Project:
+        """The same working directory elsewhere, with its results and Snakemake's records, times kept."""
+        shutil.copytree(self.folder, folder)
+        return Project(folder, self.environment, snakefile or self.snakefile)
+
+
+def study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) -> dict[str, Any]:
+    """The small study with its artifacts taken from ``source`` (source, location, revision), pinned from ``folder``."""
+    files = {name: {"path": path, "sha256": sha256(folder / path)} for name, path in paths.items()}
+    return {**STUDY, "artifacts": {**source, "files": files}}
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder with the small study's artifacts, and their paths in it."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    return folder, bundle(folder)
+
+
+@pytest.fixture
+def project(tmp_path: Path, artifacts: tuple[Path, dict[str, str]]) -> Project:
+    """A fresh working directory with the small study, its artifacts in a local folder; nothing has run."""
+    project = Project(tmp_path / "project")
+    project.configure(study_of({"source": "local", "location": str(artifacts[0])}, *artifacts))
+    return project

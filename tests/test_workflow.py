@@ -1,0 +1,318 @@
+"""The workflow on a small study: whole runs, and what Snakemake would do after each kind of change."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from conftest import REPOSITORY, REVISION, SHARED, Project, published_bundle, study_of
+
+from kvstages.digests import stage_modules
+
+# Run by every Python process of a workflow: writes down which modules of the package a stage imported.
+PROBE = """
+import atexit, os, sys
+
+def record():
+    if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
+        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
+        with open(os.path.join(os.environ["PROBED"], f"{sys.argv[1]}.{os.getpid()}"), "w") as file:
+            file.write("\\n".join(sorted(names)))
+
+atexit.register(record)
+"""
+SCHEMAS = REPOSITORY / "workflow" / "schemas"
+TABLES = {
+    "sweep": "sweep/layer-*.csv",
+    "sensitivity": "sensitivity.csv",
+    "steps": "policies/*/steps.csv",
+    "positions": "**/positions.csv",
+    "curve": "**/curve.csv",
+}
+# The rules that compute; figures, tables and the manifest follow what these make.
+CORE = {
+    "fetch_artifact",
+    "convert_checkpoint",
+    "cut_windows",
+    "sweep_layer",
+    "gather_sensitivity",
+    "allocate_policy",
+    "compute_reference",
+    "evaluate_policy",
+    "adapt_model",
+    "evaluate_adapted",
+}
+RECORDS = {"policy": "policies/*/policy.json", "evaluation": "**/evaluation.json"}
+
+
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stages of the whole runs write down what they imported."""
+    return tmp_path_factory.mktemp("probed")
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory: pytest.TempPathFactory, probed: Path) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("probe")
+    (folder / "sitecustomize.py").write_text(PROBE)
+    return {"PYTHONPATH": str(folder), "PROBED": str(probed)}
+
+
+@pytest.fixture(scope="session")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Path, dict[str, str]], probe: dict[str, str]
+) -> Project:
+    """The small study, bundled with its working directory, run from nothing to its manifest."""
+    project = Project(tmp_path_factory.mktemp("finished"), probe)
+    shutil.copytree(artifacts[0], project.folder / "resources" / "bundled" / "small")
+    project.configure(study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts))
+    project.run("--cores", "2")
+    return project
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory, probe: dict[str, str]) -> Project:
+    """The same study from the published formats, through a hub."""
+    from hub import hub
+
+    folder = tmp_path_factory.mktemp("published-files")
+    paths = published_bundle(folder)
+    source = {"source": "hub", "location": "owner/small", "revision": REVISION}
+    files = {path: (folder / path).read_bytes() for path in paths.values()}
+    with hub({"owner/small": {REVISION: files}}) as address:
+        project = Project(tmp_path_factory.mktemp("published"), probe | {"HF_ENDPOINT": address})
+        project.configure(study_of(source, folder, paths))
+        project.run("--cores", "2")
+    return project
+
+
+def columns(path: Path) -> list[str]:
+    with path.open(newline="") as file:
+        return next(csv.reader(file))
+
+
+def typed(text: str) -> Any:
+    """A cell of a table as JSON would have it: null, a whole number, a number or a text."""
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def dictionary(name: str) -> dict[str, Any]:
+    return yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text())
+
+
+def test_dry_run_plans_every_stage(project: Project) -> None:
+    jobs = project.jobs()
+    expected = {
+        "fetch_artifact": 4,
+        "convert_checkpoint": 1,
+        "cut_windows": 1,
+        "sweep_layer": 2,
+        "gather_sensitivity": 1,
+        "allocate_policy": 5,
+        "compute_reference": 2,
+        "evaluate_policy": 5,
+        "adapt_model": 2,
+        "evaluate_adapted": 4,
+        "write_manifest": 1,
+    }
+    assert {rule: jobs.get(rule) for rule in expected} == expected
+
+
+def test_shipped_studies_are_planned(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    shutil.copytree(REPOSITORY / "config", tmp_path / "config")
+    assert project.jobs()["sweep_layer"] == 12
+    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
+    assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
+
+
+def test_jobs_that_run_the_decoder_declare_a_gpu_and_fixed_threads() -> None:
+    rules = [
+        text
+        for path in sorted((REPOSITORY / "workflow" / "rules").glob("*.smk"))
+        for text in path.read_text().split("\nrule ")[1:]
+        if "{params.execution}" in text or "{params.training}" in text
+    ]
+    assert len(rules) == 5
+    for text in rules:
+        assert "gpu=GPUS" in text and 'threads: config["threads"]' in text and "{threads}" not in text, text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "seed=3"], "config/config.yaml: seed: unknown key"),
+        (["--config", "studies=[absent]"], "config/config.yaml: studies: no file config/studies/absent.yaml"),
+        (["--config", "threads=0"], "config/config.yaml: threads: 0, expected at least 1"),
+    ],
+)
+def test_wrong_shared_key_is_one_line(project: Project, arguments: list[str], message: str) -> None:
+    lines = project.run(*arguments, status=1).splitlines()
+    assert len([line for line in lines if line.startswith(message)]) == 1
+    assert not any("Traceback" in line for line in lines)
+    assert not (project.folder / "results").exists()
+
+
+def test_wrong_study_key_is_one_line(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
+    study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
+    project.configure({**study, "budget": [0.01]})
+    lines = project.run("--dry-run", status=1).splitlines()
+    assert "config/studies/small.yaml: budget: unknown key; did you mean budgets?" in lines
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_wrong_sha256_leaves_nothing_and_shows_why(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
+    study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
+    study["artifacts"]["files"]["shard"]["sha256"] = "0" * 64
+    project.configure(study)
+    target = "resources/small/shard/held-out.bin"
+    output = project.run(target, status=1)
+    assert f"sha256 is {'0' * 64}" not in output
+    assert f"expected {'0' * 64}" in output  # the failed job's log, shown by profiles/default
+    assert not [path for path in (project.folder / "resources").rglob("*") if path.is_file()]
+
+
+def test_whole_run_writes_every_file_and_its_checksum(finished: Project) -> None:
+    results = finished.folder / "results" / "small"
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=results, check=True, capture_output=True)
+    listed = {line[66:] for line in (results / "SHA256SUMS").read_text().splitlines()}
+    found = {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()}
+    assert found - listed == {"manifest.json", "SHA256SUMS"}
+
+
+def test_manifest_names_inputs_configuration_and_environment(finished: Project) -> None:
+    record = json.loads((finished.folder / "results" / "small" / "manifest.json").read_text())
+    assert "resources/small/checkpoint/model.safetensors" in record["inputs"]
+    assert record["configuration"]["shared"] == {key: SHARED[key] for key in SHARED if key != "studies"}
+    assert record["configuration"]["study"]["budgets"] == [1e-6, 0.5]
+    assert record["environment"]["devices"] == ["cpu"]
+    assert record["environment"]["packages"]["torch"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_what_their_dictionary_says(finished: Project, name: str) -> None:
+    schema = dictionary(name)
+    assert list(schema["properties"]) == schema["required"]
+    paths = sorted((finished.folder / "results" / "small").glob(TABLES[name]))
+    assert paths
+    rows = 0
+    for path in paths:
+        assert columns(path) == schema["required"], path
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                jsonschema.validate({key: typed(value) for key, value in row.items()}, schema)
+                rows += 1
+    assert rows
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_are_what_their_dictionary_says(finished: Project, name: str) -> None:
+    schema = dictionary(name)
+    assert list(schema["properties"]) == schema["required"]
+    paths = sorted((finished.folder / "results" / "small").glob(RECORDS[name]))
+    assert paths
+    for path in paths:
+        jsonschema.validate(json.loads(path.read_text()), schema)
+
+
+@pytest.mark.parametrize("name", [path.name.split(".")[0] for path in sorted(SCHEMAS.iterdir())])
+def test_every_column_and_key_is_explained(name: str) -> None:
+    for key, value in dictionary(name)["properties"].items():
+        assert value.get("description"), f"{name}: {key}"
+
+
+def test_second_run_does_nothing(finished: Project) -> None:
+    assert "Nothing to be done" in finished.run("--resources", "gpu=1")
+
+
+def test_published_formats_and_a_second_run_give_the_same_bytes(finished: Project, published: Project) -> None:
+    first = (finished.folder / "results" / "small" / "SHA256SUMS").read_bytes()
+    assert (published.folder / "results" / "small" / "SHA256SUMS").read_bytes() == first
+
+
+def test_stages_import_exactly_what_their_digest_covers(finished: Project, published: Project, probed: Path) -> None:
+    imported: dict[str, set[str]] = {}
+    for path in probed.iterdir():
+        imported.setdefault(path.name.split(".")[0], set()).update(path.read_text().splitlines())
+    assert len(imported) >= 10
+    for stage, modules in imported.items():
+        assert sorted(modules) == stage_modules(stage), stage
+
+
+def test_added_budget_runs_only_its_jobs(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    study = json.loads((copy.folder / "config" / "studies" / "small.yaml").read_text())
+    copy.configure({**study, "budgets": [*study["budgets"], 0.25]})
+    jobs = copy.jobs()
+    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("write_manifest")) == (1, 1, 1)
+    assert not CORE & set(jobs)
+
+
+def test_deleted_policy_reruns_only_what_depends_on_it(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    shutil.rmtree(copy.folder / "results" / "small" / "policies" / "greedy-1e-06")
+    jobs = copy.jobs()
+    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted")) == (1, 1, 2)
+    assert jobs.pop("write_manifest") == 1
+    assert not CORE & set(jobs)
+
+
+def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy", tmp_path / "repository" / "Snakefile")
+    for name in ("kvstages", "workflow", "report"):
+        shutil.copytree(REPOSITORY / name, tmp_path / "repository" / name)
+    shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
+    assert copy.jobs() == {}
+    with (tmp_path / "repository" / "kvstages" / "adaptation.py").open("a") as file:
+        file.write("# edited\n")
+    jobs = copy.jobs()
+    assert jobs["adapt_model"] == 2
+    assert not {"fetch_artifact", "sweep_layer", "evaluate_policy", "allocate_policy"} & set(jobs)
+
+
+def test_report_is_one_file_with_the_results(finished: Project) -> None:
+    finished.run("--report", "report.html")
+    assert (finished.folder / "report.html").stat().st_size > 100_000
+
+
+def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
+    target = "results/small/sweep/layer-00.csv"
+    log = project.folder / "logs" / "sweep_layer" / "small" / "layer-00.log"
+    process = subprocess.Popen(
+        project.command(target),
+        cwd=project.folder,
+        env=project.environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # A write that was cut off, as a kill leaves it: a part of the file under its temporary name.
+    partial = project.folder / "results" / "small" / "sweep" / ".layer-00.csv.k1lled_0.partial"
+    partial.write_text("layer,head")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (project.folder / target).exists()
+    assert "--unlock" in project.run(target, status=1)
+    project.run("--unlock")
+    project.run(target, "--rerun-incomplete")
+    assert [path.name for path in (project.folder / target).parent.iterdir()] == ["layer-00.csv"]

@@ -1,0 +1,51 @@
+"""What a policy does to the whole model: reference logits, then every policy measured jointly against them.
+
+Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json.
+Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv.
+"""
+
+
+rule compute_reference:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+    output:
+        "results/{study}/reference/{window}.safetensors",
+    log:
+        "logs/compute_reference/{study}/{window}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        execution=execution_arguments,
+        code=code("reference"),
+    message:
+        "{wildcards.study}: reference logits of the {wildcards.window} window"
+    shell:
+        "python -m kvstages reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
+        " {params.execution} --output {output} 2> {log}"
+
+
+rule evaluate_policy:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        policy="results/{study}/policies/{policy}/policy.json",
+        reference="results/{study}/reference/validation.safetensors",
+    output:
+        evaluation="results/{study}/policies/{policy}/evaluation.json",
+        positions="results/{study}/policies/{policy}/positions.csv",
+    log:
+        "logs/evaluate_policy/{study}/{policy}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        execution=execution_arguments,
+        code=code("evaluate"),
+    message:
+        "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
+    shell:
+        "python -m kvstages evaluate --model {input.model} --windows {input.windows} --window validation"
+        " --policy {input.policy} --reference {input.reference} {params.execution}"
+        " --output {output.evaluation} --positions {output.positions} 2> {log}"
