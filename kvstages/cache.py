@@ -132,7 +132,6 @@ class LayerCache:
             dense = self._stored("past").index_select(2, self.dense_heads)
         else:
             dense = self._stored("dense").to(self.arithmetic)
-        eights = len(self.int8_heads)
         codes = torch.cat((self._stored("int8"), unpack_int4(self._stored("int4"), self.head_dim)), dim=2)
         levels = self.levels.index_select(0, self.quantized_heads)
         quantized = dequantize(codes, self._stored("scales").squeeze(-1), levels, self.arithmetic)

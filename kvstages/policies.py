@@ -12,7 +12,7 @@ STEP_COLUMNS = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved"
 def greedy_policy(
     name: str, budget: float, scores: Scores, head_dim: int, tokens: int
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Record and path of the greedy policy of a budget (nats); scores {precision: [L][H]}, see ``allocation.greedy``."""
+    """Record and path of the greedy policy of a budget (nats), from scores {precision: [L][H]} (see ``allocation``)."""
     grid, path = greedy(scores, budget, head_dim, tokens)
     spent = path[-1].proxy if path else 0.0
     return policy_record(name, "greedy", budget, grid, spent, len(path), head_dim, tokens), step_table(path)

@@ -82,5 +82,5 @@ def test_training_lowers_the_loss_and_the_control_starts_at_kl_zero():
 
 def test_a_loss_that_blows_up_is_an_error():
     tokens = random_tokens(4)
-    with pytest.raises(ValueError, match="lower the learning rate|NaN or infinity"):
+    with pytest.raises(ValueError, match=r"lower the learning rate|NaN or infinity"):
         adapt(random_model(), tokens, frozen(random_model(), tokens), Arm(4, 50, 4, 1e30, 0.0, 1.0, 1.0), 0)

@@ -95,7 +95,7 @@ def test_no_policy_is_smaller_than_the_smallest_that_fits(scores, budget):
     layers, heads = len(scores["int8"]), len(scores["int8"][0])
     if layers * heads > 6:
         return
-    policy, path = greedy(scores, budget, 8, 4)
+    policy, _ = greedy(scores, budget, 8, 4)
     smallest = min(
         sum(policy_bytes(grid, 8, 4))
         for flat in itertools.product(LADDER, repeat=layers * heads)

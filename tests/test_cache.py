@@ -135,7 +135,7 @@ def test_what_is_not_finite_names_layer_and_head(bad, make, kind, head):
 
 
 def test_an_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match="layer 0: .*none of bf16, int8, int4"):
+    with pytest.raises(ValueError, match=r"layer 0: .*none of bf16, int8, int4"):
         PackedCache([["int3"]], 1, 4, torch.float32, torch.float32)
 
 

@@ -1,0 +1,119 @@
+"""``python -m benchmarks``: run the cases one after the other, each in its own process, and write tables and a figure.
+
+Naive and ours take turns, so that a drift of the machine's speed meets both. Quote ratios, never seconds: they hold
+for one run on one machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kvstages.files import write_json, write_table
+from kvstages.manifest import processor
+
+DTYPES = ("float32", "bfloat16")
+Row = dict[str, Any]
+
+
+def run_case(name: str, **options: Any) -> Row:
+    """One case in a fresh process with its own thread count; its options and its figures."""
+    threads = str(options.get("threads", 1))
+    # Threads that spin while they wait slow a busy machine several times over.
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
+    command = [sys.executable, "-m", "benchmarks.cases", name, *(f"{key}={value}" for key, value in options.items())]
+    finished = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    row = {"case": name, **options, **json.loads(finished.stdout.splitlines()[-1])}
+    print(
+        " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+    )
+    sys.stdout.flush()
+    return row
+
+
+def sweep_rows(threads: Iterable[int]) -> Iterator[Row]:
+    """Naive, parallel and incremental, in turn, for both shapes and dtypes."""
+    for shape, dtype, count in itertools.product(("full", "embedded"), DTYPES, threads):
+        chosen = {"shape": shape, "dtype": dtype, "threads": count}
+        yield run_case("naive", **chosen)
+        yield run_case("sweep", execution="parallel", **chosen)
+        yield run_case("naive", **chosen)
+        yield run_case("sweep", execution="incremental", **chosen)
+
+
+def study_rows() -> Iterator[Row]:
+    """The published configuration at the full shape, and what a step of adaptation takes the plain way."""
+    for dtype in DTYPES:
+        yield run_case("naive-adaptation", shape="full", dtype=dtype, threads=1)
+        yield run_case("study", shape="full", dtype=dtype, execution="parallel", threads=1)
+
+
+def scaling_rows() -> Iterator[Row]:
+    """One layer's sweep (the lowest) against heads, layers, tokens and block length; FP32, one thread."""
+    base = {"shape": "full", "dtype": "float32", "execution": "parallel", "threads": 1, "layers": "0", "depth": 6}
+    for heads in (2, 4, 8):
+        yield {"against": "heads", **run_case("sweep", **base, heads=heads)}
+    for depth in (3, 6, 12):
+        yield {"against": "layers", **run_case("sweep", **{**base, "depth": depth})}
+    for blocks in (2, 4, 8, 16):
+        yield {"against": "tokens", **run_case("sweep", **base, blocks=blocks)}
+    for length in (64, 128, 256, 512, 1024):
+        yield {"against": "block length", **run_case("sweep", **base, blocks=1024 // length, length=length)}
+
+
+def decode_rows() -> Iterator[Row]:
+    """BF16 heads and the mixed policy in turn, with and without the working copy."""
+    for context, batch in itertools.product((64, 256, 1024), (1, 8, 32)):
+        chosen = {"dtype": "bfloat16", "context": context, "batch": batch, "threads": 1}
+        for policy in ("bf16", "mixed", "bf16", "mixed"):
+            yield run_case("decode", policy=policy, **chosen)
+        if batch < 32:
+            yield run_case("decode", policy="mixed", working_copy=0, **chosen)
+
+
+TABLES = {"sweep": lambda: sweep_rows((1, 2)), "study": study_rows, "scaling": scaling_rows, "decode": decode_rows}
+
+
+def columns(rows: list[Row]) -> dict[str, list[Any]]:
+    """Rows of different keys as columns; what a row lacks is empty."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def machine() -> Row:
+    """What the figures were measured on."""
+    import torch
+
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], default=list(TABLES), help="Which to measure.")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="Folder to write to.")
+    arguments = parser.parse_args()
+    write_json(arguments.output / "machine.json", machine())
+    for table in arguments.tables:
+        write_table(arguments.output / f"{table}.csv", columns(list(TABLES[table]())))
+    from benchmarks.summary import summarise
+
+    print(summarise(arguments.output))
+
+
+main()

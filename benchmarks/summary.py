@@ -1,0 +1,190 @@
+"""Ratios of a benchmark run, as Markdown and as a figure: ``python -m benchmarks.summary [FOLDER]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from kvstages.files import read_json, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Runs of the model over 64-token blocks in the published configuration, beside the sweep's: eight policies and their
+# reference on 2,048 tokens, and two policies for each of three adapted models.
+EVALUATED_TOKENS = (8 + 1 + 6) * 2048
+ADAPTATION_STEPS = 150
+
+
+def speed_ups(folder: Path) -> pd.DataFrame:
+    """One row for each shape, dtype and thread count: naive time over ours for both executions, and shares."""
+    table = pd.read_csv(folder / "sweep.csv")
+    keys = ["shape", "dtype", "threads"]
+    naive = table[table["case"] == "naive"].groupby(keys)["seconds"].median()
+    rows = []
+    for execution in ("parallel", "incremental"):
+        ours = table[table["execution"] == execution].set_index(keys)
+        rows.append(
+            pd.DataFrame(
+                {
+                    "execution": execution,
+                    "speed-up": naive / ours["seconds"],
+                    "tokens a second": ours["tokens_per_second"],
+                    "share of matmul": ours["share_of_matmul"],
+                    "peak memory MB": ours["peak_memory_mb"],
+                    "two threads over one": ours["seconds"].groupby(["shape", "dtype"]).transform("max")
+                    / ours["seconds"],
+                }
+            ).reset_index()
+        )
+    return pd.concat(rows, ignore_index=True).sort_values(["shape", "dtype", "execution", "threads"])
+
+
+def study_ratios(folder: Path) -> pd.DataFrame:
+    """The whole published configuration: estimated naive time over ours, and where ours goes."""
+    sweep, study = pd.read_csv(folder / "sweep.csv"), pd.read_csv(folder / "study.csv")
+    rows = []
+    for dtype in study["dtype"].unique():
+        plain = sweep[
+            (sweep["case"] == "naive")
+            & (sweep["shape"] == "full")
+            & (sweep["dtype"] == dtype)
+            & (sweep["threads"] == 1)
+        ]
+        chosen = study[study["dtype"] == dtype]
+        step = chosen[chosen["case"] == "naive-adaptation"]["seconds_a_step"].item()
+        ours = chosen[chosen["case"] == "study"].iloc[0]
+        evaluated = EVALUATED_TOKENS / plain["tokens_per_second"].median()
+        naive = plain["seconds"].median() + evaluated + ADAPTATION_STEPS * step
+        parts = {
+            part: ours[f"seconds_{part}"] / ours["seconds"] for part in ("sweep", "evaluation", "adaptation", "adapted")
+        }
+        rows.append(
+            {
+                "dtype": dtype,
+                "speed-up": naive / ours["seconds"],
+                **{f"share {part}": share for part, share in parts.items()},
+                "peak memory MB": ours["peak_memory_mb"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def decode_ratios(folder: Path) -> pd.DataFrame:
+    """Mixed policy against BF16 heads: speed with and without the working copy, bytes, and share of the bandwidth."""
+    table = pd.read_csv(folder / "decode.csv")
+    copied = table[table["working_copy"] != 0]
+    keys = ["context", "batch"]
+    dense, mixed = (copied[copied["policy"] == policy].groupby(keys) for policy in ("bf16", "mixed"))
+    plain = table[table["working_copy"] == 0].set_index(keys)
+    speed = "tokens_per_second"
+    return pd.DataFrame(
+        {
+            "mixed over BF16": mixed[speed].median() / dense[speed].median(),
+            "without working copy": plain[speed] / dense[speed].median(),
+            "stored over BF16's": (mixed["payload_bytes"].first() + mixed["scale_bytes"].first())
+            / dense["payload_bytes"].first(),
+            "stored and copy over BF16's": (
+                mixed["payload_bytes"].first() + mixed["scale_bytes"].first() + mixed["working_bytes"].first()
+            )
+            / dense["payload_bytes"].first(),
+            "BF16's share of bandwidth": dense["share_of_bandwidth"].median(),
+            "mixed's share of bandwidth": mixed["share_of_bandwidth"].median(),
+        }
+    ).reset_index()
+
+
+def scaling_ratios(folder: Path) -> pd.DataFrame:
+    """Seconds against heads, layers, tokens and block length, over those of the first row of each."""
+    table = pd.read_csv(folder / "scaling.csv")
+    value = {
+        "heads": table["heads"],
+        "layers": table["depth"],
+        "tokens": table["blocks"] * 64,
+        "block length": table["length"],
+    }
+    table["value"] = [value[against][index] for index, against in table["against"].items()]
+    first = table.groupby("against")["seconds"].transform("first")
+    return pd.DataFrame(
+        {
+            "against": table["against"],
+            "value": table["value"].astype(int),
+            "time over the first": table["seconds"] / first,
+            "share of matmul": table["share_of_matmul"],
+            "peak memory MB": table["peak_memory_mb"],
+        }
+    )
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of few digits."""
+    rows = [list(table.columns), ["---"] * len(table.columns)]
+    rows += [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in table.to_numpy()]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def draw(folder: Path) -> None:
+    """Speed-up of the sweep, decoding speed of the mixed policy, and growth of the cost, side by side."""
+    from kvstages.figures.style import write_figure
+
+    write_figure(folder / "benchmarks.svg", speed_ups(folder), lambda table: panels(folder, table))
+
+
+def panels(folder: Path, table: pd.DataFrame) -> Figure:
+    """The three panels; ``table`` is that of the speed-ups."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    shown = table[(table["shape"] == "full") & (table["threads"] == 1)]
+    labels = [f"{row['execution']}\n{row['dtype']}" for _, row in shown.iterrows()]
+    bars = left.bar(labels, shown["speed-up"], color="0.6", edgecolor="black", width=0.6)
+    left.bar_label(bars, fmt="%.0f×", padding=2)
+    left.set(title="Sweep, full shape, one thread", ylabel="naive time over ours")
+    left.margins(y=0.15)
+    ratios = decode_ratios(folder)
+    for marker, (batch, rows) in zip("os^", ratios.groupby("batch"), strict=False):
+        middle.plot(rows["context"], rows["mixed over BF16"], marker=marker, color="black", label=f"batch {batch}")
+        plain = rows.dropna(subset="without working copy")
+        middle.plot(plain["context"], plain["without working copy"], marker=marker, color="0.5", linestyle=":")
+    middle.set(xscale="log", ylim=(0, 1.15), xlabel="context (tokens)", ylabel="tokens a second, mixed over BF16")
+    middle.set_title("Decoding (dotted: no working copy)")
+    middle.set_xticks([64, 256, 1024], ["64", "256", "1,024"])
+    middle.minorticks_off()
+    middle.legend(frameon=False)
+    for marker, (against, rows) in zip("os^D", scaling_ratios(folder).groupby("against"), strict=False):
+        grown = rows["value"] / rows["value"].iloc[0]
+        right.plot(grown, rows["time over the first"], marker=marker, color="black", mfc="white", label=against)
+    right.plot([1, 16], [1, 16], color="0.7", linewidth=0.8, zorder=0)
+    right.set(xscale="log", yscale="log", xlabel="size over the smallest", ylabel="time over the smallest's")
+    right.set_title("Growth of the sweep's cost")
+    right.legend(frameon=False)
+    return figure
+
+
+def summarise(folder: Path) -> str:
+    """Write ratios.md and the figure; the text of the former."""
+    machine = read_json(folder / "machine.json")
+    text = (
+        "# Ratios of one run\n\n"
+        f"On {machine['cores']} cores of {machine['processor']} ({machine['instructions']}), "
+        f"{machine['memory_gb']} GB, torch {machine['torch']}, Python {machine['python']}.\n\n"
+        "## The sweep: naive time over ours\n\n"
+        f"{markdown(speed_ups(folder))}\n"
+        "## The whole published configuration, full shape, one thread\n\n"
+        f"{markdown(study_ratios(folder))}\n"
+        "## Decoding: the mixed policy against BF16 heads, BF16 arithmetic, one thread\n\n"
+        f"{markdown(decode_ratios(folder))}\n"
+        "## How the sweep of the lowest layer grows, FP32, one thread\n\n"
+        f"{markdown(scaling_ratios(folder))}"
+    )
+    write_text(folder / "ratios.md", text)
+    draw(folder)
+    return text
+
+
+if __name__ == "__main__":
+    print(summarise(Path(sys.argv[1] if len(sys.argv) > 1 else "benchmarks/results")))
