@@ -128,7 +128,7 @@ def adaptation(
     for policy in sorted(set(table["policy"]), key=policy_order, reverse=True):
         for _, part in table[table["policy"] == policy].groupby("arm", sort=False):
             parts.append(part)
-            if part["arm"].iloc[0] != "original":
+            if len(part) > 1:
                 parts.append(_over_seeds(part))
     table = pd.concat(parts, ignore_index=True)
     columns = [
@@ -142,7 +142,7 @@ def adaptation(
     notes = [
         "Every row, also those of adapted models, is measured against the original model with BF16 caches.",
         "Arm noise trains with cache noise; arm control does the same steps without it. No noise in evaluation.",
-        "Standard deviation: of the sample of seeds. A control without noise or dropout does not depend on its seed.",
+        "Standard deviation: of the sample of seeds. The control has nothing random, so it is run once.",
         _measured(before + [record for _, _, record in after]),
         INTERVAL_NOTE,
         *_storage_notes(before),

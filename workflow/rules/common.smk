@@ -40,9 +40,14 @@ def arms(study):
     return list(STUDIES[study]["adaptation"]["arms"])
 
 
-def seeds(study):
-    """Seeds of the adaptation."""
-    return list(STUDIES[study]["adaptation"]["seeds"])
+def adapted_models(study):
+    """Folders of the adapted models; an arm without noise draws nothing at random and runs with the first seed only."""
+    settings = STUDIES[study]["adaptation"]
+    return [
+        f"adaptation/{arm}/seed-{seed}"
+        for arm, options in settings["arms"].items()
+        for seed in (settings["seeds"] if options["noise_bits"] else settings["seeds"][:1])
+    ]
 
 
 def adapted_policies(study):
@@ -133,7 +138,7 @@ def study_inputs(study):
 def study_outputs(study):
     """Every result of a study but its manifest: the outputs of all stages, not only of the last."""
     policy_files = ["policy.json", "steps.csv", "evaluation.json", "positions.csv"]
-    adapted = [f"adaptation/{arm}/seed-{seed}" for arm in arms(study) for seed in seeds(study)]
+    adapted = adapted_models(study)
     files = [
         "windows.safetensors",
         *(f"reference/{window}.safetensors" for window in ("adaptation", "validation")),

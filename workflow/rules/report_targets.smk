@@ -37,9 +37,8 @@ def uniform_policies(study):
 def adapted_files(filename, by_policy):
     """Input function: a file of each adapted arm and seed, and of each of its policies if ``by_policy``."""
     return lambda wildcards: [
-        f"results/{wildcards.study}/adaptation/{arm}/seed-{seed}/{policy}{filename}"
-        for arm in arms(wildcards.study)
-        for seed in seeds(wildcards.study)
+        f"results/{wildcards.study}/{folder}/{policy}{filename}"
+        for folder in adapted_models(wildcards.study)
         for policy in ([f"{name}/" for name in adapted_policies(wildcards.study)] if by_policy else [""])
     ]
 
