@@ -27,6 +27,19 @@ STAGES = {
 }
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed: in Python, on a GPU, or in PyTorch's allocator for the CPU.
+
+    PyTorch's errors are told by name and text, so that no stage imports torch for this alone. The CPU's is a plain
+    RuntimeError: "DefaultCPUAllocator: can't allocate memory" or, on Windows, "not enough memory".
+    """
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "DefaultCPUAllocator" in str(error)
+    )
+
+
 class StageGroup(click.Group):
     """Looks commands up in ``STAGES`` and turns errors about the input into one line."""
 
@@ -47,6 +60,11 @@ class StageGroup(click.Group):
             return super().invoke(ctx)
         except (ValueError, OSError) as error:
             message = " ".join(str(error).split()) or type(error).__name__
+            raise click.ClickException(message) from error
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            message = "the memory of the device or machine ran out; give a smaller --memory-mb (configuration: memory_mb)"
             raise click.ClickException(message) from error
 
 

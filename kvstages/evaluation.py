@@ -3,33 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvstages.allocation import policy_bytes
+from kvstages.allocation import LADDER, policy_bytes
 from kvstages.cache import measured_bytes
 from kvstages.execution import window_logits
+from kvstages.files import read_json
 from kvstages.gpt import GPT
 from kvstages.metrics import position_metrics, summarise
+from kvstages.model_config import GPTConfig
 from kvstages.runtime import Setting
 
 Policy = Mapping[str, Any]
+# What an evaluation reads of a policy's record.
+POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
-def check_policy(policy: Policy, model: GPT) -> list[list[str]]:
-    """The grid [L][H] of a policy's record; ValueError if it is not one for this model."""
-    grid = policy.get("precisions")
+def check_policy(policy: Any, config: GPTConfig) -> list[list[str]]:
+    """The grid [L][H] of a policy's record; ValueError if it is not one for a decoder of this shape."""
+    if not isinstance(policy, Mapping):
+        raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
+    missing = [key for key in POLICY_KEYS if key not in policy]
+    if missing:
+        raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
+    for key in ("proxy", "average_payload_bits"):
+        if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
+            raise ValueError(f"{key} is {policy[key]!r}, expected a number")
+    grid = policy["precisions"]
     if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
-        raise ValueError(f"policy {policy.get('policy')!r}: precisions is not a list of layers of heads")
-    shape, expected = [len(row) for row in grid], [model.config.num_heads] * model.config.num_layers
+        raise ValueError(f"precisions is {type(grid).__name__}, expected a list of layers, each a list of heads")
+    shape, expected = [len(row) for row in grid], [config.num_heads] * config.num_layers
     if shape != expected:
-        raise ValueError(
-            f"policy {policy.get('policy')!r}: precisions for heads {shape} a layer, but the model has {expected}"
-        )
+        raise ValueError(f"precisions for heads {shape} a layer, but the model has {expected}")
+    for layer, row in enumerate(grid):
+        for head, precision in enumerate(row):
+            if precision not in LADDER:
+                raise ValueError(f"layer {layer}, head {head}: {precision!r}, expected one of {', '.join(LADDER)}")
     return grid
+
+
+def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
+    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
+    policy = read_json(path)
+    try:
+        check_policy(policy, config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return policy
+
+
+def reference_logits(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
+    """The logits [B, T, V] among the tensors of ``path``; ValueError says what the file holds instead."""
+    if "logits" not in tensors:
+        held = ", ".join(sorted(tensors)[:5]) or "no tensors"
+        raise ValueError(f"{path}: holds {held}; expected the tensor logits, from the stage reference")
+    if tensors["logits"].dim() != 3:
+        raise ValueError(f"{path}: logits {tuple(tensors['logits'].shape)}, expected blocks × tokens × vocabulary")
+    return tensors["logits"]
 
 
 def evaluate(
@@ -47,7 +82,7 @@ def evaluate(
     execution (of the original model, where ``model`` is an adapted one). Memory in bytes. ValueError where the
     reference does not fit the window or the policy the model.
     """
-    grid = check_policy(policy, model)
+    grid = check_policy(policy, model.config)
     expected = (*tokens.shape, model.config.vocab_size)
     if tuple(reference.shape) != expected:
         raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")

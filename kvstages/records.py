@@ -58,8 +58,12 @@ def policy_order(policy: str) -> tuple[int, float]:
 
 
 def arm_and_seed(path: Path) -> tuple[str, int]:
-    """Arm and seed of a file under adaptation/ARM/seed-SEED/; ValueError where the path does not say them."""
-    match = re.search(r"([^/]+)/seed-(\d+)/", path.absolute().as_posix())
-    if match is None:
+    """Arm and seed of a file under adaptation/ARM/seed-SEED/; ValueError where the path does not say them.
+
+    The folders nearest to the file tell: those above the study may be called anything.
+    """
+    found = re.findall(r"([^/]+)/seed-(\d+)(?=/)", path.absolute().as_posix())
+    if not found:
         raise ValueError(f"{path}: expected a file in a folder ARM/seed-SEED, to tell the arm and the seed")
-    return match[1], int(match[2])
+    arm, seed = found[-1]
+    return arm, int(seed)

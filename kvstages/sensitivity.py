@@ -57,6 +57,8 @@ def gather(shards: Sequence[Path]) -> pd.DataFrame:
 def read_scores(path: Path) -> dict[str, list[list[float]]]:
     """Scores {precision: [L][H]} in nats of a sensitivity table; ValueError names a head without a score."""
     table = read_table(path, SENSITIVITY_COLUMNS)
+    if table.empty:
+        raise ValueError(f"{path}: no scores, only a header")
     layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
     scores = {}
     for precision in (name for name in PRECISION_ORDER if (table["precision"] == name).any()):

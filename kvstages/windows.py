@@ -80,11 +80,31 @@ def cut_windows(shard: Path, windows: Mapping[str, Window], block: int, config: 
     return blocks
 
 
-def load_window(path: Path, name: str) -> Tensor:
-    """Token blocks int64 [B, T] of one window of a windows file; ValueError lists the windows it does hold."""
+def check_tokens(tokens: Tensor, config: GPTConfig, path: Path) -> None:
+    """ValueError unless token ids [B, T], read from ``path``, fit the decoder: its context and its vocabulary."""
+    if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
+        raise ValueError(f"{path}: a tensor {tuple(tokens.shape)} of {tokens.dtype}, expected token ids [blocks, block]")
+    if tokens.shape[1] > config.context_len:
+        raise ValueError(
+            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {config.context_len}"
+        )
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or highest >= config.vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {config.vocab_size}")
+
+
+def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tensor:
+    """Token blocks int64 [B, T] of one window of a windows file.
+
+    ValueError lists the windows that the file does hold; given a decoder's ``config``, also where the window was cut
+    for another model and does not fit this one.
+    """
     from kvstages.files import read_tensors
 
     tensors, _ = read_tensors(path)
     if name not in tensors:
         raise ValueError(f"{path}: no window {name!r}; it holds {', '.join(sorted(tensors))}")
+    if config is not None:
+        check_tokens(tensors[name], config, path)
     return tensors[name]

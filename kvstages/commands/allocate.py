@@ -58,6 +58,8 @@ def command(
             f"{sensitivity}: scores for layers × heads {sorted(shape)}, "
             f"but {model} has {config.num_layers} × {config.num_heads}"
         )
+    if precision is not None and precision != "bf16" and precision not in scores:
+        raise ValueError(f"{sensitivity}: no {precision} scores; it holds {', '.join(scores)}")
     if allocator == "greedy":
         record, path = greedy_policy(name, budget, scores, config.head_dim, tokens)
     else:
