@@ -1,13 +1,16 @@
 # make study   the environment, the default study, and report.html
 # make test    the same environment, lint and tests
+# make benchmark             our cache and sweep beside a plain implementation
+# make clean-study STUDY=S   remove everything that was made of the study S
 
 PYTHON ?= python3
 STUDY ?= embedded
 VENV := .venv
 INSTALLED := $(VENV)/installed
+export STUDY
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test env clean-study
+.PHONY: study report test env benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -34,5 +37,13 @@ $(INSTALLED): envs/requirements.txt envs/requirements-dev.txt envs/lock.txt pypr
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
+benchmark: $(INSTALLED)
+	python -m benchmarks
+
+# A name of a study as the configuration takes them; nothing else may reach rm, and resources/bundled is no study.
 clean-study:
+	@case "$$STUDY" in \
+		'' | bundled | -* | *[!a-z0-9-]*) \
+			echo "STUDY='$$STUDY': expected the name of a study, such as STUDY=embedded" >&2; exit 1;; \
+	esac
 	rm -rf resources/$(STUDY) results/$(STUDY) logs/*/$(STUDY) logs/*/$(STUDY).log

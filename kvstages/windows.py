@@ -83,7 +83,9 @@ def cut_windows(shard: Path, windows: Mapping[str, Window], block: int, config: 
 def check_tokens(tokens: Tensor, config: GPTConfig, path: Path) -> None:
     """ValueError unless token ids [B, T], read from ``path``, fit the decoder: its context and its vocabulary."""
     if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
-        raise ValueError(f"{path}: a tensor {tuple(tokens.shape)} of {tokens.dtype}, expected token ids [blocks, block]")
+        raise ValueError(
+            f"{path}: a tensor {tuple(tokens.shape)} of {tokens.dtype}, expected token ids [blocks, block]"
+        )
     if tokens.shape[1] > config.context_len:
         raise ValueError(
             f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {config.context_len}"

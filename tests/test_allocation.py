@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,8 +141,3 @@ def test_ragged_scores_are_refused():
 def test_a_move_that_saves_nothing_is_not_made():
     """With one element a head, codes and scale take more than BF16."""
     assert greedy({"int8": [[0.0]], "int4": [[0.0]]}, 1.0, 1, 4) == ([["bf16"]], [])
-
-
-def test_the_policy_depends_on_the_scores_only():
-    scores = {p: np.random.default_rng(1).random((4, 4)).tolist() for p in ("int8", "int4")}
-    assert greedy(scores, 3.0, 16, 64) == greedy(scores, 3.0, 16, 64)

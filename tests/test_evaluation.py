@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
-from kvstages.evaluation import evaluate
+from kvstages.evaluation import evaluate, read_policy, reference_logits
 from kvstages.execution import dense_grid, window_logits
+from kvstages.files import write_json
 from kvstages.metrics import divergence
 from kvstages.policies import policy_record
 from kvstages.runtime import Setting
@@ -61,3 +64,44 @@ def test_a_policy_or_reference_of_another_shape_is_refused():
         evaluate(model, tokens, policy(GRID[:2]), torch.zeros(3, 12, 50), setting, MEMORY)
     with pytest.raises(ValueError, match=r"reference logits \(3, 11, 50\)"):
         evaluate(model, tokens, policy(GRID), torch.zeros(3, 11, 50), setting, MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": None}, "key 'policy' is missing, expected a policy of the stage allocate"),
+        ({"proxy": None}, "key 'proxy' is missing"),
+        ({"precisions": None}, "key 'precisions' is missing"),
+        ({"average_payload_bits": "six"}, "average_payload_bits is 'six', expected a number"),
+        ({"precisions": "int4"}, "precisions is str, expected a list of layers, each a list of heads"),
+        ({"precisions": [*GRID[:2], ["int8", "int2"]]}, "layer 2, head 1: 'int2', expected one of bf16, int8, int4"),
+        ({"precisions": [*GRID[:2], ["int8", 4]]}, "layer 2, head 1: 4, expected one of bf16, int8, int4"),
+        ({"precisions": [*GRID[:2], ["int8"]]}, r"for heads \[2, 2, 1\] a layer, but the model has \[2, 2, 2\]"),
+    ],
+)
+def test_what_is_no_policy_is_refused_by_name(change, message, tmp_path):
+    record = {key: value for key, value in {**policy(GRID), **change}.items() if value is not None or key == "budget"}
+    write_json(tmp_path / "policy.json", record)
+    with pytest.raises(ValueError, match=rf"policy\.json: .*{message}"):
+        read_policy(tmp_path / "policy.json", random_model().config)
+
+
+def test_an_empty_policy_or_a_list_is_refused(tmp_path):
+    path, config = tmp_path / "policy.json", random_model().config
+    for record, message in (({}, "key 'policy' is missing"), ([], "a policy is a JSON object, found list")):
+        write_json(path, record)
+        with pytest.raises(ValueError, match=rf"policy\.json: {message}"):
+            read_policy(path, config)
+    write_json(path, policy(GRID))
+    assert read_policy(path, config) == policy(GRID)
+
+
+def test_a_file_without_logits_is_no_reference():
+    path, logits = Path("reference.safetensors"), torch.zeros(3, 12, 50)
+    assert reference_logits({"logits": logits}, path) is logits
+    with pytest.raises(ValueError, match=r"reference\.safetensors: holds adaptation, validation; expected the tensor"):
+        reference_logits({"validation": logits, "adaptation": logits}, path)
+    with pytest.raises(ValueError, match=r"reference\.safetensors: holds no tensors; expected the tensor logits"):
+        reference_logits({}, path)
+    with pytest.raises(ValueError, match=r"reference\.safetensors: logits \(12, 50\), expected blocks"):
+        reference_logits({"logits": logits[0]}, path)

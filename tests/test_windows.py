@@ -1,4 +1,6 @@
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from kvstages.cli import main
 from kvstages.files import read_tensors, write_tensors
 from kvstages.model_config import GPTConfig
 from kvstages.shards import write_shard
-from kvstages.windows import check_windows, cut_windows, load_window, parse_windows
+from kvstages.windows import check_tokens, check_windows, cut_windows, load_window, parse_windows
 
 CONFIG = GPTConfig(vocab_size=50, context_len=16, embedding_dim=4, num_layers=1, num_heads=2)
 
@@ -47,6 +49,32 @@ def test_command_cuts_blocks_in_order(shard, model, tmp_path):
     assert torch.equal(load_window(output, "validation"), tensors["validation"])
     with pytest.raises(ValueError, match=r"no window 'valid'; it holds calibration, validation"):
         load_window(output, "valid")
+
+
+def test_a_window_cut_for_another_model_is_refused(shard, model, tmp_path):
+    path = tmp_path / "windows.safetensors"
+    run(shard, model, path, "validation=40:56")
+    assert torch.equal(load_window(path, "validation", CONFIG), load_window(path, "validation"))
+    shorter = dataclasses.replace(CONFIG, context_len=7)
+    with pytest.raises(ValueError, match=r"windows\.safetensors: blocks of 8 tokens are longer than .* context of 7"):
+        load_window(path, "validation", shorter)
+    smaller = dataclasses.replace(CONFIG, vocab_size=49)
+    with pytest.raises(ValueError, match=r"windows\.safetensors: token id 49 is outside the model's vocabulary of 49"):
+        load_window(path, "validation", smaller)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.tensor([[3, -1]]), "token id -1 is outside the model's vocabulary of 50"),
+        (torch.zeros(2, 8), r"a tensor \(2, 8\) of torch.float32, expected token ids \[blocks, block\]"),
+        (torch.zeros(8, dtype=torch.int64), r"a tensor \(8,\) of torch.int64, expected token ids"),
+        (torch.zeros(0, 8, dtype=torch.int64), r"a tensor \(0, 8\) of torch.int64, expected token ids"),
+    ],
+)
+def test_what_are_no_token_blocks_is_refused(tokens, message):
+    with pytest.raises(ValueError, match=f"w.safetensors: {message}"):
+        check_tokens(tokens, CONFIG, Path("w.safetensors"))
 
 
 def test_command_is_byte_stable(shard, model, tmp_path):

@@ -26,8 +26,9 @@ def command(checkpoint: Path, output: Path) -> None:
     that are missing, extra, misshapen, not floating point or not finite.
 
     \b
-    kvstages convert --checkpoint resources/gpt2-nano/checkpoint/final.pt \\
-        --output resources/gpt2-nano/model.safetensors
+    Example:
+      kvstages convert --checkpoint resources/gpt2-nano/checkpoint/final.pt \\
+          --output resources/gpt2-nano/model.safetensors
     """
     from kvstages.checkpoints import read_checkpoint, save_model
 

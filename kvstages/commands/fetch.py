@@ -35,8 +35,9 @@ def command(source: str, location: str, revision: str | None, path: str, sha256:
     is neither read nor written, so a bad download is not found again: run the command once more.
 
     \b
-    kvstages fetch --source bundled --location resources/bundled/sotu-12x8 --path vocab.json \\
-        --sha256 SHA256 --output resources/embedded/vocabulary/vocab.json
+    Example:
+      kvstages fetch --source bundled --location resources/bundled/sotu-12x8 --path vocab.json \\
+          --sha256 SHA256 --output resources/embedded/vocabulary/vocab.json
     """
     from kvstages.artifacts import fetch
 

@@ -21,6 +21,8 @@ def command() -> None:
 
     The same inputs give the same bytes. One policy is one folder: where a figure asks for a policy's record, it also
     reads the table that lies beside it.
+
+    Example: kvstages figure sensitivity --sensitivity sensitivity.csv --output figures/sensitivity.svg
     """
 
 

@@ -19,6 +19,9 @@ def command(study: str, settings: str, output: Path, checksums: Path, files: tup
     FILES in the folder of --output are results, all others are inputs. The manifest holds their sha256, a digest of
     each stage's code, the configuration, the environment and the time; the checksums cover results alone and are the
     same bytes for each run. Check them with: cd results/STUDY && sha256sum --check SHA256SUMS
+
+    Example: kvstages manifest --study embedded --output results/embedded/manifest.json
+    --checksums results/embedded/SHA256SUMS resources/embedded/model.safetensors results/embedded/sensitivity.csv
     """
     import json
     from datetime import UTC, datetime

@@ -29,6 +29,9 @@ def command() -> None:
     """Make one table: HTML for people, CSV in full precision.
 
     One policy is one folder: where a table asks for an evaluation, it may read the policy.json beside it.
+
+    Example: kvstages table results policies/int8/evaluation.json policies/int4/evaluation.json
+    --output tables/results.html
     """
 
 

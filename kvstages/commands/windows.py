@@ -35,9 +35,10 @@ def command(shard: Path, model: Path, block: int, windows: tuple[str, ...], outp
     blocks longer than the model's context, and token ids at or above its vocabulary.
 
     \b
-    kvstages windows --shard resources/embedded/shard/held-out.bin --model resources/embedded/model.safetensors \\
-        --block 64 --window calibration=0:512 --window validation=8192:10240 \\
-        --output results/embedded/windows.safetensors
+    Example:
+      kvstages windows --shard resources/embedded/shard/held-out.bin --model resources/embedded/model.safetensors \\
+          --block 64 --window calibration=0:512 --window validation=8192:10240 \\
+          --output results/embedded/windows.safetensors
     """
     from kvstages.model_config import read_config
     from kvstages.windows import cut_windows, parse_windows

@@ -1,0 +1,105 @@
+"""The command line as a whole: help of every stage, a quick start, and errors as one line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+from models import random_model
+
+from kvstages.checkpoints import save_model
+from kvstages.cli import STAGES, main, out_of_memory
+from kvstages.files import write_tensors
+
+
+def stage(name: str) -> click.Command:
+    return main.get_command(click.Context(main), name)
+
+
+def test_help_lists_every_stage_with_what_it_does():
+    output = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    for name, what in STAGES.items():
+        assert f" {name} {what}" in output
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_help_of_a_stage_says_what_it_writes_and_how_to_call_it(name):
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    assert re.search(r"\b[Ww]rit(e|es|ten)\b", result.output) or isinstance(stage(name), click.Group)
+    assert f"Example: kvstages {name} " in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
+    """Every option of the example is known, and none that is required is missing."""
+    text = stage(name).help.split("Example:")[1].replace("\\\n", " ")
+    words = shlex.split(text)
+    assert words[:2] == ["kvstages", name]
+    command, given = stage(name), words[2:]
+    if isinstance(command, click.Group):
+        command, given = command.commands[given[0]], given[1:]
+        assert "writ" in command.get_help(click.Context(command))
+    options, arguments, _ = command.make_parser(click.Context(command)).parse_args(list(given))
+    missing = [parameter.name for parameter in command.params if parameter.required and not options[parameter.name]]
+    assert not missing and not arguments
+
+
+@pytest.mark.parametrize("group", ["figure", "table"])
+def test_help_of_every_figure_and_table(group):
+    for name in stage(group).commands:
+        result = CliRunner().invoke(main, [group, name, "--help"])
+        assert result.exit_code == 0 and "written beside it" in " ".join(result.output.split()), name
+
+
+def test_help_starts_without_torch():
+    script = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from kvstages.cli import STAGES, main\n"
+        "for words in (['--help'], *([name, '--help'] for name in STAGES)):\n"
+        "    assert CliRunner().invoke(main, words).exit_code == 0, words\n"
+        "print(sorted({'torch', 'pandas', 'matplotlib', 'snakemake'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_an_unknown_stage_is_a_usage_error():
+    result = CliRunner().invoke(main, ["sweeep"])
+    assert result.exit_code == 2 and "No such command 'sweeep'" in result.output
+
+
+def cpu_allocation_error() -> Exception:
+    """What PyTorch raises where the CPU's memory does not do."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), cpu_allocation_error()])
+def test_memory_that_runs_out_is_one_line_with_what_to_do(error, tmp_path, monkeypatch):
+    model = random_model()
+    save_model(tmp_path / "model.safetensors", model.config, model.state_dict())
+    write_tensors(tmp_path / "windows.safetensors", {"validation": torch.zeros(2, 8, dtype=torch.int64)})
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("kvstages.checkpoints.load_model", fail)
+    words = ["reference", "--model", tmp_path / "model.safetensors", "--windows", tmp_path / "windows.safetensors"]
+    words += ["--window", "validation", "--device", "cpu", "--output", tmp_path / "out.safetensors"]
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 1
+    assert len(result.output.splitlines()) == 1 and "give a smaller --memory-mb" in result.output
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_fault_of_the_code_is_not_taken_for_a_lack_of_memory():
+    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

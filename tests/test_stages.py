@@ -1,0 +1,156 @@
+"""The stages that run a decoder or read its results, by their command line: what each refuses, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from models import random_model, random_tokens
+
+from kvstages.checkpoints import save_model
+from kvstages.cli import main
+from kvstages.files import write_json, write_table, write_tensors
+from kvstages.policies import policy_record
+from kvstages.sensitivity import SENSITIVITY_COLUMNS
+
+WAYS = ["parallel", "incremental"]
+GRID = [["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a model of 3 layers x 2 heads, windows, and sensitivities of its shape."""
+    monkeypatch.chdir(tmp_path)
+    save(random_model())
+    write_tensors(tmp_path / "windows.safetensors", {"validation": random_tokens()})
+    write_json(tmp_path / "policy.json", policy_record("mixed", "greedy", 0.1, GRID, 0.05, 3, 8, 12))
+    sensitivities(tmp_path / "sensitivity.csv", ["int8", "int4"])
+    return tmp_path
+
+
+def save(model) -> None:
+    save_model(Path("model.safetensors"), model.config, model.state_dict())
+
+
+def sensitivities(path: Path, precisions: list[str], layers: int = 3) -> None:
+    rows = [
+        (layer, head, precision, 0.1, 0.01, 3, "parallel", "float32", "float32")
+        for layer in range(layers)
+        for head in range(2)
+        for precision in precisions
+    ]
+    write_table(path, dict(zip(SENSITIVITY_COLUMNS, zip(*rows, strict=True), strict=True)))
+
+
+def run(*words: object) -> tuple[int, str]:
+    """Exit status and output; a traceback would be status 1 with an exception that is no SystemExit."""
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def error(*words: object) -> str:
+    """The one line of a stage that ends with status 1."""
+    status, output = run(*words)
+    assert status == 1 and output.count("\n") == 1, output
+    return output
+
+
+def reference(*more: object) -> tuple[object, ...]:
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    return ("reference", *files, "--device", "cpu", "--output", "reference.safetensors", *more)
+
+
+def evaluate(*more: object) -> tuple[object, ...]:
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    made = ("--policy", "policy.json", "--reference", "reference.safetensors", "--device", "cpu")
+    return ("evaluate", *files, *made, "--output", "evaluation.json", "--positions", "positions.csv", *more)
+
+
+def allocate(*more: object) -> tuple[object, ...]:
+    files = ("--sensitivity", "sensitivity.csv", "--model", "model.safetensors")
+    return ("allocate", "--policy", "p", *files, "--output", "p.json", "--steps", "steps.csv", *more)
+
+
+def huge(part: str) -> None:
+    """A model with finite weights whose keys or values overflow in layer 1, head 1."""
+    model = random_model()
+    with torch.no_grad():
+        getattr(model.blocks[1], part).weight[8:] = 3e38
+    save(model)
+
+
+def test_the_files_of_these_tests_are_right(folder):
+    assert run(*reference()) == (0, "")
+    assert run(*evaluate()) == (0, "")
+    assert (folder / "evaluation.json").exists()
+    assert run(*allocate("--allocator", "greedy", "--budget", "0.3")) == (0, "")
+
+
+@pytest.mark.parametrize("execution", WAYS)
+@pytest.mark.parametrize(("part", "kind"), [("K", "keys"), ("V", "values")])
+def test_overflow_in_the_cache_names_layer_and_head(folder, part, kind, execution):
+    assert run(*reference("--execution", execution)) == (0, "")
+    made = (folder / "reference.safetensors").read_bytes()
+    huge(part)
+    message = f"Error: layer 1, head 1: NaN or infinity in the {kind}\n"
+    assert error(*reference("--execution", execution)) == message
+    assert error(*evaluate("--execution", execution)) == message
+    assert (folder / "reference.safetensors").read_bytes() == made
+    assert not list(folder.glob("evaluation*")) and not list(folder.glob("positions*"))
+
+
+def test_a_reference_made_in_another_way_is_refused(folder):
+    assert run(*reference()) == (0, "")
+    line = error(*evaluate("--execution", "incremental"))
+    found, wanted = line.split("but the policy is to be evaluated with")
+    assert found.startswith("Error: reference.safetensors: computed with") and "'execution': 'parallel'" in found
+    assert "'execution': 'incremental'" in wanted
+    assert not (folder / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--allocator", "greedy"],
+        ["--allocator", "uniform"],
+        ["--allocator", "greedy", "--precision", "int8"],
+        ["--allocator", "uniform", "--precision", "int8", "--budget", "0.1"],
+    ],
+)
+def test_allocators_go_with_their_own_option(folder, words):
+    status, output = run(*allocate(*words))
+    assert status == 2
+    assert "--allocator greedy goes with --budget, --allocator uniform with --precision" in output
+    assert not (folder / "p.json").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--no-noise", "--noise-bits", "4"]])
+def test_an_arm_has_noise_or_not(folder, words):
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors")
+    status, output = run("adapt", *files, "--seed", 1, "--output", "adapted", "--curve", "curve.csv", *words)
+    assert status == 2 and "give either --noise-bits or --no-noise" in output
+    assert not (folder / "adapted").exists()
+
+
+def test_scores_of_another_model_are_refused(folder):
+    sensitivities(folder / "sensitivity.csv", ["int8", "int4"], layers=2)
+    line = error(*allocate("--allocator", "greedy", "--budget", "0.3"))
+    assert line == ("Error: sensitivity.csv: scores for layers × heads [(2, 2)], but model.safetensors has 3 × 2\n")
+    assert not (folder / "p.json").exists()
+
+
+def test_a_precision_without_scores_is_refused(folder):
+    sensitivities(folder / "sensitivity.csv", ["int4"])
+    line = error(*allocate("--allocator", "uniform", "--precision", "int8"))
+    assert line == "Error: sensitivity.csv: no int8 scores; it holds int4\n"
+    assert not (folder / "p.json").exists()
+    assert run(*allocate("--allocator", "uniform", "--precision", "bf16")) == (0, "")
+
+
+def test_a_table_without_scores_is_refused(folder):
+    write_table(folder / "sensitivity.csv", {name: [] for name in SENSITIVITY_COLUMNS})
+    line = error(*allocate("--allocator", "greedy", "--budget", "0.3"))
+    assert line == "Error: sensitivity.csv: no scores, only a header\n"
