@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import yaml
 from conftest import REPOSITORY, REVISION, SHARED, Project, published_bundle, study_of
 
 from kvstages.digests import stage_modules
+from kvstages.published import SHIPPED, published_validation
 
 # Run by every Python process of a workflow: writes down which modules of the package a stage imported.
 PROBE = """
@@ -52,6 +55,7 @@ CORE = {
     "adapt_model",
     "evaluate_adapted",
 }
+PUBLISHED_WAY = {"execution": "incremental", "arithmetic": "bfloat16", "dense_storage": "bfloat16"}
 RECORDS = {"policy": "policies/*/policy.json", "evaluation": "**/evaluation.json"}
 
 
@@ -82,7 +86,10 @@ def finished(
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory, probe: dict[str, str]) -> Project:
-    """The same study from the published formats, through a hub."""
+    """The small study in the published way: published formats from a hub, BF16 token by token, noise only.
+
+    The published figures stand beside its own, as for gpt2-nano.
+    """
     from hub import hub
 
     folder = tmp_path_factory.mktemp("published-files")
@@ -91,7 +98,9 @@ def published(tmp_path_factory: pytest.TempPathFactory, probe: dict[str, str]) -
     files = {path: (folder / path).read_bytes() for path in paths.values()}
     with hub({"owner/small": {REVISION: files}}) as address:
         project = Project(tmp_path_factory.mktemp("published"), probe | {"HF_ENDPOINT": address})
-        project.configure(study_of(source, folder, paths))
+        study = study_of(source, folder, paths)
+        adaptation = {**study["adaptation"], "arms": {"noise": {"noise_bits": 4}}}
+        project.configure({**study, **PUBLISHED_WAY, "adaptation": adaptation, "published": "gpt2-nano"})
         project.run("--cores", "2")
     return project
 
@@ -117,7 +126,10 @@ def dictionary(name: str) -> dict[str, Any]:
     return yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text())
 
 
-def test_dry_run_plans_every_stage(project: Project) -> None:
+def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
+    """With two seeds for the noise; the control draws nothing at random and runs once."""
+    study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
+    project.configure({**study, "adaptation": {**study["adaptation"], "seeds": [1337, 2026]}})
     jobs = project.jobs()
     expected = {
         "fetch_artifact": 4,
@@ -126,10 +138,10 @@ def test_dry_run_plans_every_stage(project: Project) -> None:
         "sweep_layer": 2,
         "gather_sensitivity": 1,
         "allocate_policy": 5,
-        "compute_reference": 2,
+        "compute_reference": 1,
         "evaluate_policy": 5,
-        "adapt_model": 2,
-        "evaluate_adapted": 4,
+        "adapt_model": 3,
+        "evaluate_adapted": 6,
         "write_manifest": 1,
     }
     assert {rule: jobs.get(rule) for rule in expected} == expected
@@ -141,6 +153,24 @@ def test_shipped_studies_are_planned(tmp_path: Path) -> None:
     assert project.jobs()["sweep_layer"] == 12
     assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
     assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
+
+
+def readme_commands() -> list[str]:
+    """Every whole snakemake command of the README that plans jobs."""
+    lines = [line.strip() for line in (REPOSITORY / "README.md").read_text().splitlines() if line.startswith("    ")]
+    commands = [line for line in lines if line.startswith("snakemake ") and not line.endswith("\\")]
+    return [line for line in commands if not {"--report", "--unlock"} & set(shlex.split(line))]
+
+
+def test_the_readme_gives_the_plain_commands() -> None:
+    assert len(readme_commands()) >= 7
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_commands_of_the_readme_plan_jobs(command: str, tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    shutil.copytree(REPOSITORY / "config", tmp_path / "config")
+    assert "Job stats:" in project.run(*shlex.split(command)[1:], "--dry-run")
 
 
 def test_jobs_that_run_the_decoder_declare_a_gpu_and_fixed_threads() -> None:
@@ -242,9 +272,36 @@ def test_second_run_does_nothing(finished: Project) -> None:
     assert "Nothing to be done" in finished.run("--resources", "gpu=1")
 
 
-def test_published_formats_and_a_second_run_give_the_same_bytes(finished: Project, published: Project) -> None:
-    first = (finished.folder / "results" / "small" / "SHA256SUMS").read_bytes()
-    assert (published.folder / "results" / "small" / "SHA256SUMS").read_bytes() == first
+def test_two_runs_from_scratch_give_the_same_checksums(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    for made in ("results", "logs", "resources/small", ".snakemake"):
+        shutil.rmtree(copy.folder / made)
+    copy.run("--cores", "2")
+    first, second = (project.folder / "results" / "small" / "SHA256SUMS" for project in (finished, copy))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_published_study_is_measured_the_published_way(published: Project) -> None:
+    results = published.folder / "results" / "small"
+    records = [json.loads(path.read_text()) for path in results.rglob("evaluation.json")]
+    assert len(records) == 7
+    for record in records:
+        assert {key: record[key] for key in PUBLISHED_WAY} == PUBLISHED_WAY
+    dense = json.loads((results / "policies" / "bf16" / "evaluation.json").read_text())
+    assert (dense["mean_kl"], dense["agreement"]) == (0, 1)
+    assert [path.name for path in (results / "adaptation").iterdir()] == ["noise"]
+
+
+def test_published_figures_stand_beside_the_measured_ones(finished: Project, published: Project) -> None:
+    with (published.folder / "results" / "small" / "tables" / "results.csv").open(newline="") as file:
+        rows = {row["policy"]: row for row in csv.DictReader(file)}
+    figures = published_validation(SHIPPED / "gpt2-nano")
+    for policy in ("bf16", "int8", "int4"):
+        for key in ("mean_kl", "agreement", "cross_entropy", "total_bytes"):
+            assert float(rows[policy][f"published_{key}"]) == figures[policy][key]
+    assert rows["greedy-1e-06"]["published_mean_kl"] == ""
+    own = columns(finished.folder / "results" / "small" / "tables" / "results.csv")
+    assert not [name for name in own if "published" in name]
 
 
 def test_stages_import_exactly_what_their_digest_covers(finished: Project, published: Project, probed: Path) -> None:
@@ -287,9 +344,25 @@ def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_p
     assert not {"fetch_artifact", "sweep_layer", "evaluate_policy", "allocate_policy"} & set(jobs)
 
 
-def test_report_is_one_file_with_the_results(finished: Project) -> None:
+def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
     finished.run("--report", "report.html")
-    assert (finished.folder / "report.html").stat().st_size > 100_000
+    page = (finished.folder / "report.html").read_text()
+    # Snakemake keeps what it shows as one JavaScript object: path to caption, labels and the file itself.
+    shown, _ = json.JSONDecoder().raw_decode(page.partition('<script id="results">')[2].partition("=")[2].lstrip())
+    results = finished.folder / "results" / "small"
+    expected = [*results.glob("figures/*.svg"), *results.glob("tables/*.html")]
+    assert len(expected) == 11
+    assert sorted(shown) == sorted(path.relative_to(finished.folder).as_posix() for path in expected)
+    for name, entry in shown.items():
+        content = base64.b64decode(entry["data_uri"].partition("base64,")[2])
+        assert content == (finished.folder / name).read_bytes()
+    captions = " ".join(entry["caption"] for entry in shown.values())
+    texts = [path.read_text() for path in (REPOSITORY / "report").glob("*.rst") if path.name != "workflow.rst"]
+    assert len(texts) == 11
+    for title in (text.split("**")[1] for text in texts):
+        assert f"<strong>{title}</strong> (small)" in captions
+    question = (REPOSITORY / "report" / "workflow.rst").read_text().splitlines()[1]
+    assert question in page.replace("\\'", "'")
 
 
 def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
