@@ -121,8 +121,8 @@ def percent(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number with separators."""
-    return f"{int(value):,}"
+    """A whole number with separators; a mean of whole numbers with one decimal."""
+    return f"{int(value):,}" if value == int(value) else f"{value:,.1f}"
 
 
 def factor(value: float) -> str:

@@ -154,9 +154,21 @@ def test_adaptation_numbers(study, drawn):
     evaluation = json.loads((study / "adaptation/noise/seed-2026/bf16/evaluation.json").read_text())
     assert row["mean_kl"] == evaluation["mean_kl"]
     _, curves = drawn["adaptation-curves"]
-    curve = pd.read_csv(study / "adaptation/control/seed-9001/curve.csv")
-    own = curves[(curves["arm"] == "control") & (curves["seed"] == 9001)]
+    curve = pd.read_csv(study / "adaptation/control/seed-1337/curve.csv")
+    own = curves[(curves["arm"] == "control") & (curves["seed"] == 1337)]
     assert own["kl"].tolist() == curve["kl"].tolist()
+
+
+def test_arms_are_centred_on_their_ticks_whatever_their_number_of_seeds(drawn):
+    _, table = drawn["adaptation"]
+    with style():
+        axes = adaptation.draw(table.astype({"seed": "Int64"})).axes[0]
+    ticks = dict(zip([label.get_text() for label in axes.get_xticklabels()], axes.get_xticks(), strict=True))
+    places = sorted(x for line in axes.lines if len(x := line.get_xdata()) == 1)
+    noise, control = ticks["arm\nnoise"], ticks["arm\ncontrol"]
+    assert [x.item() for x in map(np.asarray, places)] == pytest.approx(
+        sorted([0, noise - 0.3, noise, noise + 0.3, control])
+    )
 
 
 def test_label_of_coinciding_policies():
