@@ -58,6 +58,42 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     return folder
 
 
+def figure_arguments(name: str, study: Path) -> list[str]:
+    """Inputs of a figure, as the workflow gives them."""
+    every = sorted(map(str, study.glob("policies/*/evaluation.json")))
+    greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
+    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
+    return {
+        "sensitivity": ["--sensitivity", str(study / "sensitivity.csv")],
+        "allocation": greedy,
+        "greedy-path": greedy,
+        "storage-kl": every,
+        "kl-by-position": every,
+        "kl-distribution": every,
+        "adaptation-curves": sorted(map(str, study.glob("adaptation/*/*/curve.csv"))),
+        "adaptation": [
+            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
+            *(word for path in originals for word in ("--original", path)),
+        ],
+    }[name]
+
+
+def table_arguments(name: str, study: Path) -> list[str]:
+    """Inputs of a table, as the workflow gives them."""
+    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
+    return {
+        "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
+        "adaptation": [
+            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
+            *(word for path in originals for word in ("--original", path)),
+        ],
+        "sensitivity-summary": [
+            *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
+            "--sensitivity", str(study / "sensitivity.csv"),
+        ],
+    }[name]  # fmt: skip
+
+
 def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:
     layers, heads = scores["int8"].shape
     precisions = [layer[:heads] for layer in published["precisions"][:layers]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from published_study import PUBLISHED, write_study
+from published_study import PUBLISHED, table_arguments, write_study
 
 from kvstages.cli import main
 from kvstages.html_page import count, decimal, divergence, percent
@@ -22,23 +22,8 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-def arguments(name: str, study: Path) -> list[str]:
-    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
-    return {
-        "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
-        "adaptation": [
-            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
-            *(word for path in originals for word in ("--original", path)),
-        ],
-        "sensitivity-summary": [
-            *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
-            "--sensitivity", str(study / "sensitivity.csv"),
-        ],
-    }[name]  # fmt: skip
-
-
 def make(name: str, study: Path, output: Path, *more: object) -> tuple[pd.DataFrame, str]:
-    words = ["table", name, *arguments(name, study), "--output", str(output), *map(str, more)]
+    words = ["table", name, *table_arguments(name, study), "--output", str(output), *map(str, more)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     return pd.read_csv(output.with_suffix(".csv")), output.read_text()
@@ -143,11 +128,12 @@ def test_errors_name_the_file(study, tmp_path):
     lonely.write_text(json.dumps(record))
     said = failure("results", lonely, "--output", tmp_path / "r.html")
     assert "evaluation.json: key 'perplexity' is missing" in said
-    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.csv")
+    words = table_arguments("results", study)
+    said = failure("results", *words, "--output", tmp_path / "r.csv")
     assert "r.csv: a table's output ends in .html" in said
-    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", tmp_path)
+    said = failure("results", *words, "--output", tmp_path / "r.html", "--published", tmp_path)
     assert f"{tmp_path}/validation.json" in said
-    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", "nano")
+    said = failure("results", *words, "--output", tmp_path / "r.html", "--published", "nano")
     assert "published figures 'nano': no such folder, and none that ships with the project (gpt2-nano)" in said
     assert not (tmp_path / "r.html").exists()
 
