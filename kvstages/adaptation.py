@@ -6,6 +6,7 @@ uniform noise of half an INT4 step; evaluation has none. The control arm takes t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvstages.cache import check_finite
 from kvstages.gpt import GPT
 
 
@@ -41,6 +43,7 @@ class NoiseCache:
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, T, D] to attend to, noise added."""
+        check_finite(torch.stack((keys, values)).detach(), layer)
         if self.levels is None:
             return keys, values
         return self._noisy(keys), self._noisy(values)
@@ -76,19 +79,27 @@ def losses(logits: Tensor, tokens: Tensor, reference: Tensor) -> tuple[Tensor, T
     return cross_entropy, (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
 
 
+@torch.no_grad()
+def frozen_logits(model: GPT, tokens: Tensor, arm: Arm) -> dict[tuple[int, ...], Tensor]:
+    """Logits [batch, T, V] of every batch of blocks that the arm's steps will take, before training."""
+    chosen = {tuple(rows) for rows in itertools.islice(batches(len(tokens), arm.batch), arm.steps)}
+    return {rows: model(tokens[list(rows)]) for rows in sorted(chosen)}
+
+
 def adapt(
     model: GPT,
     tokens: Tensor,
-    reference: Tensor,
     arm: Arm,
     seed: int,
     progress: Callable[[float], None] = lambda done: None,
 ) -> list[dict[str, float]]:
     """Train ``model`` in place, in its own dtype; one record a step (loss, cross_entropy, kl, gradient_norm).
 
-    Token ids [B, T] of the adaptation window and the frozen reference's logits on it [B, T, V]. ValueError where the
-    loss ceases to be finite.
+    Token ids [B, T] of the adaptation window. The frozen reference is the model as it comes in; its logits are
+    computed once for each batch that recurs, by the path and with the shape of training, so that the KL of a student
+    that has not moved and hears no noise is exactly 0. ValueError where the loss ceases to be finite.
     """
+    frozen = frozen_logits(model, tokens, arm)
     generator = torch.Generator(tokens.device).manual_seed(seed)
     cache = NoiseCache(arm.noise_bits, generator)
     model.requires_grad_(True).train()
@@ -98,7 +109,7 @@ def adapt(
     for step in range(arm.steps):
         rows = next(chosen)
         batch = tokens[rows]
-        cross_entropy, kl = losses(model(batch, cache), batch, reference[rows].to(tokens.device))
+        cross_entropy, kl = losses(model(batch, cache), batch, frozen[tuple(rows)])
         loss = cross_entropy + arm.beta * kl
         optimizer.zero_grad()
         loss.backward()

@@ -232,29 +232,31 @@ class BlockCache:
 
     What a query may see is the reconstructed past and its own exact key and value. So each layer offers T
     reconstructed positions and T exact ones, [B, H, 2T, D], under a mask that shows the first strictly below the
-    diagonal and the second only on it. A layer that rounds nothing offers its T exact positions, causally.
+    diagonal and the second only on it. A layer of BF16 heads does so too, though it may round nothing: every policy
+    takes the same path, and one with all heads in BF16 measures exactly 0.
     """
 
     def __init__(
-        self, precisions: Grid, arithmetic: torch.dtype, dense_storage: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        precisions: Grid,
+        arithmetic: torch.dtype,
+        dense_storage: torch.dtype,
+        device: torch.device | str = "cpu",
     ):
         self.arithmetic, self.dense_storage, self.device = arithmetic, dense_storage, device
-        self.exact = [dense_storage == arithmetic and set(row) == {"bf16"} for row in precisions]
         self.heads = [
             torch.tensor([h for h, p in enumerate(row) if p != "bf16"], dtype=torch.long, device=device)
             for row in precisions
         ]
         self.levels = [
-            torch.tensor([LEVELS[p] for p in row if p != "bf16"], dtype=torch.float32, device=device).view(-1, 1, 1)
+            torch.tensor([float(LEVELS[p]) for p in row if p != "bf16"], device=device).view(-1, 1, 1)
             for row in precisions
         ]
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """What the queries of a block attend to: keys and values [B, H, S, D], S = T or 2T; nothing is stored."""
+        """What the queries of a block attend to: keys and values [B, H, 2T, D]; nothing is stored."""
         fresh = torch.stack((keys, values))
         check_finite(fresh, layer)
-        if self.exact[layer]:
-            return keys, values
         stored = fresh.to(self.dense_storage).to(self.arithmetic)
         if len(self.heads[layer]):
             quantized = reconstruct(fresh.index_select(2, self.heads[layer]), self.levels[layer])
@@ -263,11 +265,9 @@ class BlockCache:
         return seen[0], seen[1]
 
     def mask(self, new: int, layer: int) -> Tensor | None:
-        """Mask bool [T, S] of ``layer``."""
-        causal = torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
-        if self.exact[layer]:
-            return causal
-        return torch.cat((causal.tril(-1), torch.eye(new, dtype=torch.bool, device=self.device)), dim=1)
+        """Mask bool [T, 2T]: the past as stored, oneself as one is."""
+        past = torch.ones(new, new, dtype=torch.bool, device=self.device).tril(-1)
+        return torch.cat((past, torch.eye(new, dtype=torch.bool, device=self.device)), dim=1)
 
     def seen(self) -> int:
         return 0

@@ -1,4 +1,5 @@
-"""The gpt2-nano decoder, which knows a KV cache only through its ``update`` and ``mask``.
+"""The gpt2-nano decoder. It hands keys and values to a KV cache's ``update`` and attends to what comes back; all else
+that it asks is how many tokens the cache has ``seen`` and which of them a query may see (``mask``).
 
 Architecture (STUDY.md, "Pinned artifacts"): token embedding plus fixed sinusoidal positions; each block is
 pre-norm, x + attention(LayerNorm(x)) with separate Q, K, V and *no* output projection, then
@@ -35,11 +36,14 @@ class Cache(Protocol):
 class CausalCache:
     """No cache at all: every token of a block in one pass, nothing stored, nothing quantized."""
 
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = device
+
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         return keys, values
 
     def mask(self, new: int, layer: int) -> Tensor | None:
-        return torch.ones(new, new, dtype=torch.bool).tril()
+        return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
 
     def seen(self) -> int:
         return 0
@@ -124,5 +128,5 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits [B, T, V] of token ids [B, T], which follow the tokens that ``cache`` has already seen."""
-        cache = CausalCache() if cache is None else cache
+        cache = CausalCache(tokens.device) if cache is None else cache
         return self.lm_head(self.run_layers(self.embed(tokens, cache.seen()), cache))

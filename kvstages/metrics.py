@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Rows are taken a few at a time, so that the FP64 copies stay in the processor's cache.
-CHUNK_ELEMENTS = 1 << 17
+# Rows are taken a few at a time: on a CPU so that the FP64 copies stay in its cache, on a GPU to bound them.
+CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}
 RESAMPLES = 10_000
 
 
 def _by_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply ``function`` to matching chunks of rows; each row's result is independent of the chunking."""
     rows, width = tensors[0].shape
-    step = max(1, CHUNK_ELEMENTS // width) if tensors[0].device.type == "cpu" else rows
-    parts = [function(*(tensor[i : i + step] for tensor in tensors)) for i in range(0, rows, max(1, step))]
+    step = max(1, CHUNK_ELEMENTS[tensors[0].device.type] // width)
+    parts = [function(*(tensor[i : i + step] for tensor in tensors)) for i in range(0, rows, step)]
     return torch.cat(parts)
 
 

@@ -72,3 +72,11 @@ def read_scores(path: Path) -> dict[str, list[list[float]]]:
             raise ValueError(f"{path}: no {precision} score for layer {missing[0][0]}, head {missing[0][1]}")
         scores[precision] = [[float(found[layer, head]) for head in range(heads)] for layer in range(layers)]
     return scores
+
+
+def read_setting(path: Path) -> dict[str, str]:
+    """How the scores of a sensitivity table were measured; ValueError if not all in one way."""
+    settings = read_table(path, SENSITIVITY_COLUMNS)[SETTING].drop_duplicates().to_dict("records")
+    if len(settings) != 1:
+        raise ValueError(f"{path}: scores measured in {len(settings)} ways, expected one")
+    return settings[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvstages.cache import BlockCache, PackedCache
 from kvstages.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid
-from kvstages.gpt import GPT, attend_through
+from kvstages.gpt import GPT, CausalCache, attend_through
 from kvstages.metrics import divergence, log_normaliser
 from kvstages.runtime import Setting
 
@@ -64,14 +64,15 @@ def _sweep_blocks(
     run = _parallel_logits if setting.execution == "parallel" else _incremental_logits
     reference = torch.empty(*tokens.shape, model.config.vocab_size, dtype=setting.dtypes[0], device=tokens.device)
     normaliser = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
-    for number, group in enumerate(groups):
-        kl = torch.empty(len(group), *tokens.shape, dtype=torch.float64, device=tokens.device)
-        for where, logits in run(model, tokens, layer, group, setting):
-            if number == 0:
-                reference[:, where], normaliser[:, where] = logits[0], log_normaliser(logits[0])
-            for index in range(len(group)):
-                kl[index, :, where] = divergence(logits[index], reference[:, where], normaliser[:, where])
-        yield from zip(group, kl, strict=True)
+    kl = torch.empty(len(variants), *tokens.shape, dtype=torch.float64, device=tokens.device)
+    for where, group, logits in run(model, tokens, layer, groups, setting):
+        if group is groups[0]:
+            reference[:, where], normaliser[:, where] = logits[0], log_normaliser(logits[0])
+        for variant, own in zip(group, logits, strict=True):
+            index = variants.index(variant)
+            kl[index, :, where] = divergence(own, reference[:, where], normaliser[:, where])
+            if where.stop == tokens.shape[1]:
+                yield variant, kl[index]
 
 
 def _groups(model: GPT, tokens: Tensor, variants: list[Variant], execution: str, memory: int) -> list[list[Variant]]:
@@ -99,51 +100,62 @@ def _mix(outputs: dict[str, Tensor], group: Sequence[Variant]) -> Tensor:
     return stacked.flatten(0, 1)
 
 
-def _quantized_precisions(group: Sequence[Variant]) -> list[str]:
-    return sorted({precision for head, precision in group if head >= 0})
+def _precisions(groups: list[list[Variant]]) -> list[str]:
+    """BF16, and every precision that a variant asks for."""
+    return sorted({precision for group in groups for _, precision in group})
 
 
 def _parallel_logits(
-    model: GPT, tokens: Tensor, layer: int, group: Sequence[Variant], setting: Setting
-) -> Iterator[tuple[slice, Tensor]]:
-    """Logits [n, B, T, V] of a group of variants, all positions in one pass."""
+    model: GPT, tokens: Tensor, layer: int, groups: list[list[Variant]], setting: Setting
+) -> Iterator[tuple[slice, list[Variant], Tensor]]:
+    """Logits [n, B, T, V] of each group of n variants, all positions in one pass."""
     arithmetic, dense_storage = setting.dtypes
-    dense = dense_grid(model)
-    caches = {
-        precision: BlockCache([[precision] * len(row) for row in dense], arithmetic, dense_storage, tokens.device)
-        for precision in ("bf16", *_quantized_precisions(group))
-    }
-    x = model.run_layers(model.embed(tokens), caches["bf16"], last=layer)
+    shape = dense_grid(model)
+
+    def cache(precision: str) -> BlockCache:
+        return BlockCache([[precision] * len(row) for row in shape], arithmetic, dense_storage, tokens.device)
+
+    # Where storing rounds nothing, the layers around the intervened one need no cache, only causal attention.
+    around = CausalCache(tokens.device) if arithmetic == dense_storage else cache("bf16")
+    below = model.run_layers(model.embed(tokens), around, last=layer)
     block = model.blocks[layer]
-    projections = block.projections(x)
-    outputs = {precision: attend_through(cache, *projections, layer) for precision, cache in caches.items()}
-    x = block.finish(x.repeat(len(group), 1, 1), _mix(outputs, group))
-    x = model.run_layers(x, caches["bf16"], first=layer + 1)
-    yield slice(0, tokens.shape[1]), model.lm_head(x).unflatten(0, (len(group), -1))
+    projections = block.projections(below)
+    outputs = {precision: attend_through(cache(precision), *projections, layer) for precision in _precisions(groups)}
+    for group in groups:
+        x = block.finish(below.repeat(len(group), 1, 1), _mix(outputs, group))
+        x = model.run_layers(x, around, first=layer + 1)
+        yield slice(0, tokens.shape[1]), group, model.lm_head(x).unflatten(0, (len(group), -1))
 
 
 def _incremental_logits(
-    model: GPT, tokens: Tensor, layer: int, group: Sequence[Variant], setting: Setting
-) -> Iterator[tuple[slice, Tensor]]:
-    """Logits [n, B, 1, V] of a group of variants, position by position through packed caches."""
+    model: GPT, tokens: Tensor, layer: int, groups: list[list[Variant]], setting: Setting
+) -> Iterator[tuple[slice, list[Variant], Tensor]]:
+    """Logits [n, B, 1, V] of each group of n variants, position by position through packed caches.
+
+    The intervened layer's inputs and outputs are the reference's and the same for all groups: they are run once and
+    kept, and each group then starts from them.
+    """
     arithmetic, dense_storage = setting.dtypes
     blocks, length = tokens.shape
-    dense = dense_grid(model)
+    shape = dense_grid(model)
 
     def cache(precision: str, rows: int) -> PackedCache:
-        grid = [[precision] * len(row) for row in dense]
+        grid = [[precision] * len(row) for row in shape]
         return PackedCache(grid, rows, model.config.head_dim, arithmetic, dense_storage, length, device=tokens.device)
 
-    intervened = {precision: cache(precision, blocks) for precision in _quantized_precisions(group)}
-    below, above = cache("bf16", blocks), cache("bf16", len(group) * blocks)
+    below = cache("bf16", blocks)
+    intervened = {precision: cache(precision, blocks) for precision in _precisions(groups) if precision != "bf16"}
     block = model.blocks[layer]
+    starts = []
     for position in range(length):
         x = model.run_layers(model.embed(tokens[:, position : position + 1], position), below, last=layer)
         projections = block.projections(x)
-        outputs = {
-            precision: attend_through(cache, *projections, layer)
-            for precision, cache in {"bf16": below, **intervened}.items()
-        }
-        x = block.finish(x.repeat(len(group), 1, 1), _mix(outputs, group))
-        x = model.run_layers(x, above, first=layer + 1)
-        yield slice(position, position + 1), model.lm_head(x).unflatten(0, (len(group), -1))
+        caches = {"bf16": below, **intervened}
+        outputs = {precision: attend_through(each, *projections, layer) for precision, each in caches.items()}
+        starts.append((x, outputs))
+    for group in groups:
+        above = cache("bf16", len(group) * blocks)
+        for position, (x, outputs) in enumerate(starts):
+            x = block.finish(x.repeat(len(group), 1, 1), _mix(outputs, group))
+            x = model.run_layers(x, above, first=layer + 1)
+            yield slice(position, position + 1), group, model.lm_head(x).unflatten(0, (len(group), -1))

@@ -100,3 +100,22 @@ def test_progress_ends_at_one():
     setting = Setting("incremental", "float32", "float32")
     sweep_layer(random_model(), random_tokens(), 0, PRECISIONS, setting, 1, told.append)
     assert told == sorted(told) and told[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("memory", [MEMORY, 150_000])
+def test_what_lies_below_the_layer_is_run_once_for_all_interventions(monkeypatch, execution, memory):
+    model, tokens = random_model(4, 2, 8), random_tokens(3, 12)
+    rows = []
+    original = type(model.blocks[0]).projections
+    monkeypatch.setattr(
+        type(model.blocks[0]),
+        "projections",
+        lambda block, x: rows.append(x.shape[0] * x.shape[1]) or original(block, x),
+    )
+    sweep(model, tokens, 2, Setting(execution, "float32", "float32"), memory)
+    variants = 1 + 2 * 2
+    below, intervened, above = 2, 1, 1
+    # The last group may be filled up with the reference; nothing else is run twice.
+    needed = tokens.numel() * (below + intervened + variants * above)
+    assert needed <= sum(rows) <= needed + tokens.numel() * variants

@@ -13,7 +13,6 @@ from kvstages.commands import options
 @options.model
 @options.windows
 @click.option("--window", default="adaptation", show_default=True, help="Window to train on.")
-@click.option("--reference", type=options.INPUT, required=True, help="The original model's logits on that window.")
 @click.option(
     "--noise-bits", type=click.IntRange(2, 8), default=None, help="Precision whose rounding the noise imitates."
 )
@@ -38,7 +37,6 @@ def command(
     model: Path,
     windows: Path,
     window: str,
-    reference: Path,
     noise_bits: int | None,
     no_noise: bool,
     seed: int,
@@ -59,12 +57,12 @@ def command(
     The loss is cross entropy plus beta times the KL to the frozen original; parameters are kept in the arithmetic
     dtype, as in the study. Blocks are taken in order and round the window.
 
-    Example: kvstages adapt --model model.safetensors --windows windows.safetensors --reference
-    reference/adaptation.safetensors --noise-bits 4 --seed 1337 --output adapted.safetensors --curve curve.csv
+    Example: kvstages adapt --model model.safetensors --windows windows.safetensors --noise-bits 4 --seed 1337
+    --output adapted.safetensors --curve curve.csv
     """
     from kvstages.adaptation import Arm, adapt
     from kvstages.checkpoints import load_model, save_model
-    from kvstages.files import read_tensors, write_table
+    from kvstages.files import write_table
     from kvstages.runtime import DTYPES, prepare
     from kvstages.windows import load_window
 
@@ -73,14 +71,9 @@ def command(
     place = prepare(device, threads)
     decoder = load_model(model, DTYPES[arithmetic], place)
     tokens = load_window(windows, window).to(place)
-    logits = read_tensors(reference)[0]["logits"]
-    if logits.shape[:2] != tokens.shape:
-        raise ValueError(
-            f"{reference}: logits of {tuple(logits.shape[:2])} positions, the window has {tuple(tokens.shape)}"
-        )
     arm = Arm(noise_bits, steps, batch, learning_rate, weight_decay, clip, beta)
     with options.progress(f"adapt, seed {seed}") as report:
-        records = adapt(decoder, tokens, logits, arm, seed, report)
+        records = adapt(decoder, tokens, arm, seed, report)
     save_model(output, decoder.config, decoder.state_dict())
     columns = {name: [record[name] for record in records] for name in records[0]}
     write_table(curve, {"step": range(steps), **columns})

@@ -47,7 +47,7 @@ def command(
     from kvstages.files import write_json, write_table
     from kvstages.model_config import read_config
     from kvstages.policies import greedy_policy, uniform_policy
-    from kvstages.sensitivity import read_scores
+    from kvstages.sensitivity import read_scores, read_setting
 
     if (allocator == "greedy") != (budget is not None) or (allocator == "uniform") != (precision is not None):
         raise click.UsageError("--allocator greedy goes with --budget, --allocator uniform with --precision")
@@ -63,4 +63,4 @@ def command(
     else:
         record, path = uniform_policy(name, precision, scores, config.head_dim, tokens)
     write_table(steps, path)
-    write_json(output, record)
+    write_json(output, {**record, **read_setting(sensitivity)})

@@ -50,7 +50,7 @@ def command(
 
     setting = Setting(execution, arithmetic, dense_storage)
     place = prepare(device, threads)
-    record = {**setting.as_dict(), "device": place.type, "threads": threads, "window": window}
+    record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     tensors, made = read_tensors(reference)
     if made != record:
         raise ValueError(f"{reference}: computed with {made}, but the policy is to be evaluated with {record}")

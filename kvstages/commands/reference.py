@@ -48,7 +48,8 @@ def command(
     decoder = load_model(model, setting.dtypes[0], place)
     tokens = load_window(windows, window).to(place)
     with options.progress(f"reference, {window}") as report:
-        parts = window_logits(decoder, tokens, dense_grid(decoder), setting, memory_mb << 20, report)
-        logits = torch.cat([part.cpu() for _, part in parts])
-    record = {**setting.as_dict(), "device": place.type, "threads": threads, "window": window}
+        logits = torch.empty(*tokens.shape, decoder.config.vocab_size, dtype=setting.dtypes[0])
+        for blocks, part in window_logits(decoder, tokens, dense_grid(decoder), setting, memory_mb << 20, report):
+            logits[blocks] = part
+    record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     write_tensors(output, {"logits": logits}, record)

@@ -11,7 +11,6 @@ rule adapt_model:
     input:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
-        reference="results/{study}/reference/adaptation.safetensors",
     output:
         model="results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors",
         curve="results/{study}/adaptation/{arm}/seed-{seed}/curve.csv",
@@ -26,7 +25,7 @@ rule adapt_model:
     message:
         "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
-        "python -m kvstages adapt --model {input.model} --windows {input.windows} --reference {input.reference}"
+        "python -m kvstages adapt --model {input.model} --windows {input.windows}"
         " {params.training} --output {output.model} --curve {output.curve} 2> {log}"
 
 

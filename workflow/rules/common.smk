@@ -141,7 +141,7 @@ def study_outputs(study):
     adapted = adapted_models(study)
     files = [
         "windows.safetensors",
-        *(f"reference/{window}.safetensors" for window in ("adaptation", "validation")),
+        "reference/validation.safetensors",
         *(f"sweep/layer-{layer}.csv" for layer in layers(study)),
         "sensitivity.csv",
         *(f"policies/{policy}/{name}" for policy in policies(study) for name in policy_files),
