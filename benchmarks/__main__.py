@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kvstages.cli import STAGES
 from kvstages.files import write_json, write_table
 from kvstages.manifest import processor
 
@@ -30,7 +31,7 @@ def run_case(name: str, **options: Any) -> Row:
     # Threads that spin while they wait slow a busy machine several times over.
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-m", "benchmarks.cases", name, *(f"{key}={value}" for key, value in options.items())]
-    finished = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    finished = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     row = {"case": name, **options, **json.loads(finished.stdout.splitlines()[-1])}
     print(
         " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
@@ -79,7 +80,19 @@ def decode_rows() -> Iterator[Row]:
             yield run_case("decode", policy="mixed", working_copy=0, **chosen)
 
 
-TABLES = {"sweep": lambda: sweep_rows((1, 2)), "study": study_rows, "scaling": scaling_rows, "decode": decode_rows}
+def import_rows() -> Iterator[Row]:
+    """Start-up of every stage of the study."""
+    for stage in STAGES:
+        yield run_case("import", stage=stage)
+
+
+TABLES = {
+    "import": import_rows,
+    "sweep": lambda: sweep_rows((1, 2)),
+    "study": study_rows,
+    "scaling": scaling_rows,
+    "decode": decode_rows,
+}
 
 
 def columns(rows: list[Row]) -> dict[str, list[Any]]:
@@ -105,11 +118,14 @@ def machine() -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], default=list(TABLES), help="Which to measure.")
+    parser.add_argument("tables", nargs="*", help=f"Which to measure: {', '.join(TABLES)}. All, if none is named.")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="Folder to write to.")
     arguments = parser.parse_args()
+    unknown = set(arguments.tables) - set(TABLES)
+    if unknown:
+        parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     write_json(arguments.output / "machine.json", machine())
-    for table in arguments.tables:
+    for table in arguments.tables or TABLES:
         write_table(arguments.output / f"{table}.csv", columns(list(TABLES[table]())))
     from benchmarks.summary import summarise
 

@@ -21,6 +21,7 @@ import yaml
 
 from kvstages.artifacts import SOURCES, check_artifact
 from kvstages.names import BUDGET
+from kvstages.published import published_folder
 from kvstages.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
@@ -80,7 +81,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": text},
+            {"published": published},
         )
         check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
     except ValueError as error:
@@ -273,6 +274,15 @@ def precisions(where: str, value: Any) -> None:
     missing = [precision for precision in PRECISIONS if precision not in value]
     if missing:
         raise ValueError(f"{where}: lacks {missing[0]}; the allocation steps from bf16 to int8 to int4 and needs both")
+
+
+def published(where: str, value: Any) -> None:
+    """Published figures that are there."""
+    text(where, value)
+    try:
+        published_folder(value)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def budgets(where: str, value: Any) -> None:

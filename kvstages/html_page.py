@@ -19,7 +19,7 @@ CSS = """
   font-size: 13px; width: auto; }
 .kvstages caption { text-align: left; font-weight: 600; padding: 0 0 .4rem; }
 .kvstages th { font-weight: 600; vertical-align: bottom; border-bottom: 1px solid #1b1b1b; max-width: 8.5rem; }
-.kvstages th, .kvstages td { text-align: right; padding: .3rem .5rem; font-variant-numeric: tabular-nums; }
+.kvstages th, .kvstages td { text-align: right; padding: .3rem .38rem; font-variant-numeric: tabular-nums; }
 .kvstages td { white-space: nowrap; border-bottom: 1px solid #e2e2e2; vertical-align: top; }
 .kvstages tr > :first-child { padding-left: .2rem; }
 .kvstages .text { text-align: left; }
@@ -121,8 +121,8 @@ def percent(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number with separators."""
-    return f"{int(value):,}"
+    """A whole number with separators; a mean of whole numbers with one decimal."""
+    return f"{int(value):,}" if value == int(value) else f"{value:,.1f}"
 
 
 def factor(value: float) -> str:

@@ -19,8 +19,14 @@ def greedy_policy(budget: object) -> str:
     return f"greedy-{budget}"
 
 
-def policy_budget(policy: str) -> float | None:
-    """Budget of a greedy policy's name, None for a uniform one; ValueError on any other name."""
+def budget_text(policy: str) -> str | None:
+    """Budget as a greedy policy's name writes it (``0.01``), None for a uniform one; ValueError on any other name."""
     if not re.fullmatch(POLICY, policy):
         raise ValueError(f"policy {policy!r}: expected bf16, int8, int4 or greedy-BUDGET")
-    return float(policy.removeprefix("greedy-")) if policy.startswith("greedy-") else None
+    return policy.removeprefix("greedy-") if policy.startswith("greedy-") else None
+
+
+def policy_budget(policy: str) -> float | None:
+    """Budget of a greedy policy's name, None for a uniform one; ValueError on any other name."""
+    text = budget_text(policy)
+    return None if text is None else float(text)

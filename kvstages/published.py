@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kvstages.names import greedy_policy
 from kvstages.records import read_record
 
 SHIPPED = Path(__file__).parent / "published"
@@ -17,7 +18,7 @@ _BITS = {16: "bf16", 8: "int8", 4: "int4"}
 _LABELS = {"uniform_int8": "int8", "uniform_int4": "int4", "all_bf16": "bf16"}
 _GREEDY = "greedy_kl_budget_"
 # The adapted models were measured with the mixed policy of the first budget (STUDY.md, "Adaptation with cache noise").
-_ADAPTED_POLICY = "greedy-0.01"
+_ADAPTED_POLICY = greedy_policy("0.01")
 _METRICS = {
     "calibration_proxy_gap": "proxy_gap",
     "held_out_ce": "cross_entropy",
@@ -51,7 +52,7 @@ def published_folder(name: str) -> Path:
 def policy_name(label: str) -> str:
     """This project's name of a published policy; ValueError on a label that is none of the published ones."""
     if label.startswith(_GREEDY):
-        return f"greedy-{label.removeprefix(_GREEDY)}"
+        return greedy_policy(label.removeprefix(_GREEDY))
     if label not in _LABELS:
         raise ValueError(f"published policy {label!r}: expected {', '.join(_LABELS)} or {_GREEDY}BUDGET")
     return _LABELS[label]

@@ -2,6 +2,7 @@
 
 ``results``, ``adaptation`` and ``sensitivity_summary`` return (table, page). Where the study repeats a published one,
 the folder of published figures adds a column ``published_...`` beside each measured column that was published.
+``study`` is the study's title, for the title of the page.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 
 MEASURED = ["execution", "arithmetic", "dense_storage"]
 WINDOW = ["window", "sequences", "positions", "targets", "tokens_per_cache"]
-METRICS = [
-    "policy", "proxy", "mean_kl", "mean_kl_low", "mean_kl_high", "p50_kl", "p95_kl", "p99_kl", "max_kl",
+HELD_OUT = [
+    "mean_kl", "mean_kl_low", "mean_kl_high", "p50_kl", "p95_kl", "p99_kl", "max_kl",
     "agreement", "agreement_low", "agreement_high", "cross_entropy", "perplexity", "max_logit_deviation",
-    "first_disagreement_mean", "sequences_with_disagreement", "total_bytes", "compression",
+    "first_disagreement_mean", "sequences_with_disagreement",
 ]  # fmt: skip
-ADAPTED = ["mean_kl", "mean_kl_low", "mean_kl_high", "agreement", "cross_entropy"]
+METRICS = ["policy", "proxy", *HELD_OUT, "total_bytes", "compression"]
+# What was published of them: all but the intervals.
+PUBLISHED_HELD_OUT = [name for name in HELD_OUT if not name.endswith(("_low", "_high"))]
 # The arm of this project that repeats the published recipe.
 PUBLISHED_ARM = "noise"
 
@@ -47,7 +50,9 @@ PUBLISHED_NOTE = (
 )
 
 
-def results(evaluations: Sequence[Path], published: Path | None = None) -> tuple[pd.DataFrame, str]:
+def results(
+    evaluations: Sequence[Path], published: Path | None = None, study: str | None = None
+) -> tuple[pd.DataFrame, str]:
     """One row a policy, from each evaluation.json and the policy.json beside it; bf16, int8, int4, then by budget."""
     import pandas as pd
 
@@ -62,7 +67,7 @@ def results(evaluations: Sequence[Path], published: Path | None = None) -> tuple
         validation = publication.published_validation(published)
         proxies = publication.published_policies(published)
         known = {name: {**metrics, "proxy": proxies.get(name, {}).get("proxy")} for name, metrics in validation.items()}
-        for name in ("proxy", "mean_kl", "agreement", "cross_entropy", "total_bytes", "compression"):
+        for name in ("proxy", *PUBLISHED_HELD_OUT, "total_bytes", "compression"):
             _beside(table, name, [known.get(policy, {}).get(name) for policy in table["policy"]])
     storage = Section(
         "Storage, divergence and agreement",
@@ -77,27 +82,15 @@ def results(evaluations: Sequence[Path], published: Path | None = None) -> tuple
         ],
         table,
     )
-    prediction = Section(
-        "Distribution of the KL over positions, and prediction",
-        [
-            Column("policy", "policy", str),
-            *(Column(f"{name} KL", f"{name}_kl", divergence) for name in ("p50", "p95", "p99", "max")),
-            Column("cross entropy (nats)", "cross_entropy", decimal(4)),
-            Column("perplexity", "perplexity", decimal(3)),
-            Column("largest logit deviation", "max_logit_deviation", decimal(3)),
-            Column("first disagreement (mean position)", "first_disagreement_mean", decimal(1)),
-            Column("blocks that disagree", "sequences_with_disagreement", count),
-        ],
-        table,
-    )
     notes = [_measured(records), INTERVAL_NOTE, PROXY_NOTE, *_storage_notes(records)]
+    sections = [storage, *_held_out_sections([Column("policy", "policy", str)], table)]
     return table, page(
-        "Results: every policy", [storage, prediction], notes + [PUBLISHED_NOTE] * (published is not None)
+        _title(study, "results of every policy"), sections, notes + [PUBLISHED_NOTE] * (published is not None)
     )
 
 
 def adaptation(
-    original: Sequence[Path], adapted: Sequence[Path], published: Path | None = None
+    original: Sequence[Path], adapted: Sequence[Path], published: Path | None = None, study: str | None = None
 ) -> tuple[pd.DataFrame, str]:
     """Rows by cache policy, arm and seed, with mean and (sample) standard deviation over the seeds of each arm.
 
@@ -106,7 +99,7 @@ def adaptation(
     """
     import pandas as pd
 
-    keys = ["policy", *ADAPTED, *MEASURED, *WINDOW]
+    keys = ["policy", *HELD_OUT, *MEASURED, *WINDOW]
     before = [read_record(path, keys) for path in original]
     after = [(*arm_and_seed(path), read_record(path, keys)) for path in adapted]
     rows = [{"policy": record["policy"], "arm": "original", "seed": "", **_pick(record)} for record in before]
@@ -116,7 +109,7 @@ def adaptation(
     table = pd.DataFrame(rows)
     if published is not None:
         validation, seeds = publication.published_validation(published), publication.published_adaptation(published)
-        for name in ("mean_kl", "agreement", "cross_entropy"):
+        for name in PUBLISHED_HELD_OUT:
             values = []
             for row in table.itertuples():
                 source = validation if row.arm == "original" else {}
@@ -131,28 +124,28 @@ def adaptation(
             if len(part) > 1:
                 parts.append(_over_seeds(part))
     table = pd.concat(parts, ignore_index=True)
+    names = [Column("cache policy", "policy", str), Column("arm", "arm", str), Column("seed", "seed", str)]
     columns = [
-        Column("cache policy", "policy", str),
-        Column("arm", "arm", str),
-        Column("seed", "seed", str),
+        *names,
         Column("mean KL (nats)", "mean_kl", divergence, interval=True),
-        Column("agreement", "agreement", percent),
-        Column("cross entropy (nats)", "cross_entropy", decimal(4)),
+        Column("agreement", "agreement", percent, interval=True),
     ]
     notes = [
         "Every row, also those of adapted models, is measured against the original model with BF16 caches.",
         "Arm noise trains with cache noise; arm control does the same steps without it. No noise in evaluation.",
-        "Standard deviation: of the sample of seeds. The control has nothing random, so it is run once.",
+        "Mean and standard deviation: of the sample of seeds. An arm with a single seed has neither; without noise "
+        "nothing is random, so one run says all.",
         _measured(before + [record for _, _, record in after]),
         INTERVAL_NOTE,
         *_storage_notes(before),
     ]
-    section = Section("Held-out KL, agreement and cross entropy", columns, table, emphasis=("seed", "mean"))
-    return table, page("Adaptation", [section], notes + [PUBLISHED_NOTE] * (published is not None))
+    mean = ("seed", "mean")
+    sections = [Section("Divergence and agreement", columns, table, mean), *_held_out_sections(names, table, mean)]
+    return table, page(_title(study, "adaptation"), sections, notes + [PUBLISHED_NOTE] * (published is not None))
 
 
 def sensitivity_summary(
-    sensitivity: Path, evaluations: Sequence[Path], published: Path | None = None
+    sensitivity: Path, evaluations: Sequence[Path], published: Path | None = None, study: str | None = None
 ) -> tuple[pd.DataFrame, str]:
     """One row a precision: spread of the single-head scores, their trend over layers, and how they add up.
 
@@ -216,7 +209,30 @@ def sensitivity_summary(
             "What the scores say: trend over layers, INT4 against INT8, sum against the joint policy", structure, table
         ),
     ]
-    return table, page("Sensitivity summary", sections, notes + [PUBLISHED_NOTE] * (published is not None))
+    title = _title(study, "sensitivity summary")
+    return table, page(title, sections, notes + [PUBLISHED_NOTE] * (published is not None))
+
+
+def _title(study: str | None, table: str) -> str:
+    return f"{table[0].upper()}{table[1:]}" if study is None else f"{study}: {table}"
+
+
+def _held_out_sections(
+    names: Sequence[Column], table: pd.DataFrame, emphasis: tuple[str, str] | None = None
+) -> list[Section]:
+    """Two sections of held-out metrics, narrow enough for published columns too; ``names`` tell the rows apart."""
+    distribution = [Column(f"{name} KL", f"{name}_kl", divergence) for name in ("p50", "p95", "p99", "max")]
+    prediction = [
+        Column("cross entropy (nats)", "cross_entropy", decimal(4)),
+        Column("perplexity", "perplexity", decimal(3)),
+        Column("largest logit deviation", "max_logit_deviation", decimal(3)),
+        Column("first disagreement (mean position)", "first_disagreement_mean", decimal(1)),
+        Column("blocks that disagree", "sequences_with_disagreement", count),
+    ]
+    return [
+        Section("Distribution of the KL over positions (nats)", [*names, *distribution], table, emphasis),
+        Section("Prediction, and where the most likely token differs", [*names, *prediction], table, emphasis),
+    ]
 
 
 def _summarise(scores: pd.DataFrame, joint: dict[str, float]) -> pd.DataFrame:
@@ -253,7 +269,7 @@ def _beside(table: pd.DataFrame, name: str, values: list[Any]) -> None:
 
 
 def _pick(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record[name] for name in ADAPTED}
+    return {name: record[name] for name in HELD_OUT}
 
 
 def _over_seeds(part: pd.DataFrame) -> pd.DataFrame:

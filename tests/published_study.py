@@ -44,7 +44,8 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
             _write_policy(folder / "policies" / policy, policy, policies[policy], metrics, scores, number)
     adaptation = published_adaptation(PUBLISHED)
     for seed, adapted in adaptation.items():
-        for arm, factor in (("noise", 1.0), ("control", 0.9)):
+        # Without noise nothing is random, so the control has the first seed only.
+        for arm, factor in (("noise", 1.0), ("control", 0.9))[: 2 if seed == 1337 else 1]:
             place = folder / "adaptation" / arm / f"seed-{seed}"
             curve = pd.DataFrame(adaptation[1337]["curve"]).assign(gradient_norm=1.0)
             curve["kl"] *= np.random.default_rng(seed).uniform(0.9, 1.1, len(curve))
@@ -55,6 +56,42 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
                 metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
     return folder
+
+
+def figure_arguments(name: str, study: Path) -> list[str]:
+    """Inputs of a figure, as the workflow gives them."""
+    every = sorted(map(str, study.glob("policies/*/evaluation.json")))
+    greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
+    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
+    return {
+        "sensitivity": ["--sensitivity", str(study / "sensitivity.csv")],
+        "allocation": greedy,
+        "greedy-path": greedy,
+        "storage-kl": every,
+        "kl-by-position": every,
+        "kl-distribution": every,
+        "adaptation-curves": sorted(map(str, study.glob("adaptation/*/*/curve.csv"))),
+        "adaptation": [
+            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
+            *(word for path in originals for word in ("--original", path)),
+        ],
+    }[name]
+
+
+def table_arguments(name: str, study: Path) -> list[str]:
+    """Inputs of a table, as the workflow gives them."""
+    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
+    return {
+        "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
+        "adaptation": [
+            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
+            *(word for path in originals for word in ("--original", path)),
+        ],
+        "sensitivity-summary": [
+            *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
+            "--sensitivity", str(study / "sensitivity.csv"),
+        ],
+    }[name]  # fmt: skip
 
 
 def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:

@@ -128,6 +128,11 @@ def test_a_right_study_from_a_folder(study, source):
         ("artifacts.files.shard.sha256", "ab", "artifacts.files.shard.sha256: the text 'ab', expected a text of 64"),
         ("artifacts.files.shard.path", "../x", "artifacts (shard): path '../x': expected a path inside its folder"),
         ("artifacts.files.checkpoint.path", "x.bin", "artifacts.files.checkpoint.path: x.bin, expected a .pt or"),
+        (
+            "published",
+            "nano",
+            "published: published figures 'nano': no such folder, and none that ships with the project",
+        ),
         # windows
         ("windows.calibration", [0], "windows.calibration: a list, expected [start, end] in token positions"),
         ("windows.calibration", [-64, 0], "windows.calibration[0]: -64, expected at least 0 (a token position)"),

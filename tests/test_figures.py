@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from published_study import PUBLISHED, write_study
+from published_study import PUBLISHED, figure_arguments, write_study
 
 from kvstages.cli import main
 from kvstages.figures import (
@@ -42,28 +42,8 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-def arguments(name: str, study: Path) -> list[str]:
-    """Inputs of a figure, as the workflow gives them."""
-    every = sorted(map(str, study.glob("policies/*/evaluation.json")))
-    greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
-    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
-    return {
-        "sensitivity": ["--sensitivity", str(study / "sensitivity.csv")],
-        "allocation": greedy,
-        "greedy-path": greedy,
-        "storage-kl": every,
-        "kl-by-position": every,
-        "kl-distribution": every,
-        "adaptation-curves": sorted(map(str, study.glob("adaptation/*/*/curve.csv"))),
-        "adaptation": [
-            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
-            *(word for path in originals for word in ("--original", path)),
-        ],
-    }[name]
-
-
 def draw(name: str, study: Path, output: Path) -> pd.DataFrame:
-    result = CliRunner().invoke(main, ["figure", name, *arguments(name, study), "--output", str(output)])
+    result = CliRunner().invoke(main, ["figure", name, *figure_arguments(name, study), "--output", str(output)])
     assert result.exit_code == 0, result.output
     return pd.read_csv(output.with_suffix(".csv"))
 
@@ -154,9 +134,21 @@ def test_adaptation_numbers(study, drawn):
     evaluation = json.loads((study / "adaptation/noise/seed-2026/bf16/evaluation.json").read_text())
     assert row["mean_kl"] == evaluation["mean_kl"]
     _, curves = drawn["adaptation-curves"]
-    curve = pd.read_csv(study / "adaptation/control/seed-9001/curve.csv")
-    own = curves[(curves["arm"] == "control") & (curves["seed"] == 9001)]
+    curve = pd.read_csv(study / "adaptation/control/seed-1337/curve.csv")
+    own = curves[(curves["arm"] == "control") & (curves["seed"] == 1337)]
     assert own["kl"].tolist() == curve["kl"].tolist()
+
+
+def test_arms_are_centred_on_their_ticks_whatever_their_number_of_seeds(drawn):
+    _, table = drawn["adaptation"]
+    with style():
+        axes = adaptation.draw(table.astype({"seed": "Int64"})).axes[0]
+    ticks = dict(zip([label.get_text() for label in axes.get_xticklabels()], axes.get_xticks(), strict=True))
+    places = sorted(x for line in axes.lines if len(x := line.get_xdata()) == 1)
+    noise, control = ticks["arm\nnoise"], ticks["arm\ncontrol"]
+    assert [x.item() for x in map(np.asarray, places)] == pytest.approx(
+        sorted([0, noise - 0.3, noise, noise + 0.3, control])
+    )
 
 
 def test_label_of_coinciding_policies():
@@ -212,7 +204,7 @@ def test_wrong_records(study, tmp_path):
 
 
 def test_output_has_to_be_svg(study, tmp_path):
-    said = failure("sensitivity", *arguments("sensitivity", study), "--output", tmp_path / "s.pdf")
+    said = failure("sensitivity", *figure_arguments("sensitivity", study), "--output", tmp_path / "s.pdf")
     assert "s.pdf: a figure's output ends in .svg" in said
 
 

@@ -1,25 +1,34 @@
-"""The configuration's schemas say the same as the checks that the Snakefile runs."""
+"""The schemas say the same as the checks of the configuration, and as the figures', tables' and manifest's files."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pandas as pd
 import pytest
 import yaml
+from click.testing import CliRunner
+from published_study import PUBLISHED, figure_arguments, table_arguments, write_study
 
+from kvstages.cli import main
 from kvstages.configuration import check_shared, check_study, load_study
+from kvstages.files import write_table
+from kvstages.manifest import manifest
 
 REPOSITORY = Path(__file__).parents[1]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
 SHARED = yaml.safe_load((REPOSITORY / "config" / "config.yaml").read_text())
 SCHEMAS = {
-    name: yaml.safe_load((REPOSITORY / "workflow" / "schemas" / f"{name}.schema.yaml").read_text())
-    for name in ("config", "study")
+    path.name.removesuffix(".schema.yaml"): yaml.safe_load(path.read_text())
+    for path in sorted((REPOSITORY / "workflow" / "schemas").iterdir())
 }
+FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
+TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
 OPTIONAL = {"published", "adaptation.arms.noise", "adaptation.arms.control"}
 
 
@@ -96,3 +105,62 @@ def test_schema_and_checks_refuse_the_same_shared_keys(key: str) -> None:
     with pytest.raises(ValueError, match=rf"^config/config\.yaml: {key}: "):
         check_shared(config)
     assert list(jsonschema.Draft202012Validator(SCHEMAS["config"]).iter_errors(config))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a study that are made of published figures."""
+    return write_study(tmp_path_factory.mktemp("study"), layers=2, heads=2, budgets=("0.01",))
+
+
+def run(*words: object) -> None:
+    result = CliRunner().invoke(main, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+
+
+def check_table(path: Path, schema: dict[str, Any]) -> list[str]:
+    """Check columns and rows of a CSV file; the columns with published values, which must follow measured ones."""
+    table = pd.read_csv(path)
+    published = [name for name in table if name.startswith("published_")]
+    assert [name for name in table if name not in published] == list(schema["properties"]) == schema["required"]
+    assert {name.removeprefix("published_") for name in published} <= set(schema["required"])
+    for row in json.loads(table.to_json(orient="records")):
+        jsonschema.validate(row, schema)
+    return published
+
+
+def test_every_figure_and_table_has_a_schema() -> None:
+    assert set(FIGURES) == set(main.get_command(None, "figure").commands)
+    assert set(TABLES) == set(main.get_command(None, "table").commands)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_numbers_are_what_their_schema_says(
+    name: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The numbers alone: test_figures.py draws them, and checks that drawing leaves them as they are.
+    monkeypatch.setattr(
+        "kvstages.figures.style.write_figure",
+        lambda output, table, draw: write_table(output.with_suffix(".csv"), table),
+    )
+    run("figure", name, *figure_arguments(name, results), "--output", tmp_path / "figure.svg")
+    assert not check_table(tmp_path / "figure.csv", SCHEMAS[f"figure-{name}"])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_what_their_schema_says(name: str, results: Path, tmp_path: Path) -> None:
+    words = ["table", name, *table_arguments(name, results), "--output", tmp_path / "table.html"]
+    run(*words)
+    assert not check_table(tmp_path / "table.csv", SCHEMAS[f"table-{name}"])
+    run(*words, "--published", PUBLISHED)
+    assert check_table(tmp_path / "table.csv", SCHEMAS[f"table-{name}"])
+
+
+def test_manifest_is_what_its_schema_says(results: Path) -> None:
+    files = [path for path in results.rglob("*") if path.is_file()]
+    record, _ = manifest(
+        "s", {"shared": {}, "study": {}}, [*files, Path(__file__)], results, "2026-01-01T00:00:00+00:00"
+    )
+    assert list(record) == list(SCHEMAS["manifest"]["properties"]) == SCHEMAS["manifest"]["required"]
+    jsonschema.validate(record, SCHEMAS["manifest"])
+    assert record["inputs"] and record["outputs"] and record["code"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from published_study import PUBLISHED, write_study
+from published_study import PUBLISHED, table_arguments, write_study
 
 from kvstages.cli import main
 from kvstages.html_page import count, decimal, divergence, percent
@@ -22,26 +22,18 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-def arguments(name: str, study: Path) -> list[str]:
-    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
-    return {
-        "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
-        "adaptation": [
-            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
-            *(word for path in originals for word in ("--original", path)),
-        ],
-        "sensitivity-summary": [
-            *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
-            "--sensitivity", str(study / "sensitivity.csv"),
-        ],
-    }[name]  # fmt: skip
-
-
 def make(name: str, study: Path, output: Path, *more: object) -> tuple[pd.DataFrame, str]:
-    words = ["table", name, *arguments(name, study), "--output", str(output), *map(str, more)]
+    words = ["table", name, *table_arguments(name, study), "--output", str(output), *map(str, more)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     return pd.read_csv(output.with_suffix(".csv")), output.read_text()
+
+
+@pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
+def test_title_of_the_study(name, study, tmp_path):
+    _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches & more")
+    assert "<title>Speeches &amp; more: " in page
+    assert "<h1>Speeches &amp; more: " in page
 
 
 @pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
@@ -64,8 +56,11 @@ def test_results(study, tmp_path):
     mixed = table.set_index("policy").loc["greedy-0.01"]
     assert mixed[["heads_bf16", "heads_int8", "heads_int4", "total_bytes"]].tolist() == [7, 19, 70, 579840]
     assert mixed["proxy"] == 0.009985672175389482
-    for name in ("proxy", "mean_kl", "agreement", "cross_entropy", "total_bytes", "compression"):
-        assert table[f"published_{name}"].tolist() == table[name].tolist()
+    for name in (
+        "proxy", "mean_kl", "p50_kl", "p95_kl", "p99_kl", "max_kl", "agreement", "cross_entropy", "perplexity",
+        "max_logit_deviation", "first_disagreement_mean", "sequences_with_disagreement", "total_bytes", "compression",
+    ):  # fmt: skip
+        pd.testing.assert_series_equal(table[f"published_{name}"], table[name], check_names=False)
     assert '<td>579,840</td><td class="published">579,840</td>' in page
     assert '0.001528<span class="interval">[0.001406, 0.001665]</span>' in page
     assert "window validation, 32 blocks of 64 tokens, 2,048 positions (2,016 targets of the cross entropy)" in page
@@ -95,7 +90,14 @@ def test_adaptation(study, tmp_path):
     assert rows.loc[("bf16", "noise", "standard deviation"), "mean_kl"] == pytest.approx(seeds.std(ddof=1))
     noise = table[table["arm"] == "noise"]
     assert noise["published_mean_kl"].tolist() == noise["mean_kl"].tolist()
-    assert table[table["arm"] == "control"]["published_mean_kl"].isna().all()
+    published = [name for name in table if name.startswith("published_")]
+    assert noise["published_perplexity"].tolist() == noise["perplexity"].tolist()
+    assert rows.loc[("bf16", "noise", "1337"), "published_max_logit_deviation"] == 0.21875
+    assert rows.loc[("greedy-0.01", "noise", "1337"), "published_sequences_with_disagreement"] == 21
+    assert len(published) == 11
+    control = table[table["arm"] == "control"]
+    assert control[published].isna().all(axis=None)
+    assert control["seed"].tolist() == ["1337", "1337"]
     assert "measured against the original model with BF16 caches" in page
 
 
@@ -126,11 +128,12 @@ def test_errors_name_the_file(study, tmp_path):
     lonely.write_text(json.dumps(record))
     said = failure("results", lonely, "--output", tmp_path / "r.html")
     assert "evaluation.json: key 'perplexity' is missing" in said
-    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.csv")
+    words = table_arguments("results", study)
+    said = failure("results", *words, "--output", tmp_path / "r.csv")
     assert "r.csv: a table's output ends in .html" in said
-    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", tmp_path)
+    said = failure("results", *words, "--output", tmp_path / "r.html", "--published", tmp_path)
     assert f"{tmp_path}/validation.json" in said
-    said = failure("results", *arguments("results", study), "--output", tmp_path / "r.html", "--published", "nano")
+    said = failure("results", *words, "--output", tmp_path / "r.html", "--published", "nano")
     assert "published figures 'nano': no such folder, and none that ships with the project (gpt2-nano)" in said
     assert not (tmp_path / "r.html").exists()
 
@@ -142,4 +145,6 @@ def test_how_numbers_are_written():
         "9.261 × 10⁻⁶",
         "1.000",
     ]
-    assert [percent(0.97852), count(1572864.0), decimal(2)(-0.984)] == ["97.85 %", "1,572,864", "−0.98"]
+    assert [percent(0.97852), count(1572864.0), count(44 / 3), decimal(2)(-0.984)] == [
+        "97.85 %", "1,572,864", "14.7", "−0.98",
+    ]  # fmt: skip

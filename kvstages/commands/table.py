@@ -22,6 +22,7 @@ published_option = click.option(
     metavar="NAME|FOLDER",
     help="Published figures to show beside the measured ones: gpt2-nano, or a folder in its format.",
 )
+title_option = click.option("--title", help="The study's title, to stand in that of the page.")
 
 
 @click.group("table")
@@ -38,40 +39,43 @@ def command() -> None:
 @command.command("results")
 @click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
 @published_option
+@title_option
 @output_option
-def results_command(evaluations: tuple[Path, ...], published: str | None, output: Path) -> None:
+def results_command(evaluations: tuple[Path, ...], published: str | None, title: str | None, output: Path) -> None:
     """Every metric of every policy. One row for each policy given; reads the policy.json beside each."""
     from kvstages.tables import results
 
-    _write(output, *results(evaluations, _folder(published)))
+    _write(output, *results(evaluations, _folder(published), title))
 
 
 @command.command("adaptation")
 @click.argument("adapted", metavar="ARM/seed-SEED/POLICY/evaluation.json...", type=FILE, nargs=-1, required=True)
 @click.option("--original", type=FILE, multiple=True, required=True, help="The same policy, original model. Repeat.")
 @published_option
+@title_option
 @output_option
 def adaptation_command(
-    adapted: tuple[Path, ...], original: tuple[Path, ...], published: str | None, output: Path
+    adapted: tuple[Path, ...], original: tuple[Path, ...], published: str | None, title: str | None, output: Path
 ) -> None:
     """KL and agreement by arm and seed. The folder of each evaluation tells its arm and seed."""
     from kvstages.tables import adaptation
 
-    _write(output, *adaptation(original, adapted, _folder(published)))
+    _write(output, *adaptation(original, adapted, _folder(published), title))
 
 
 @command.command("sensitivity-summary")
 @click.argument("evaluations", metavar="UNIFORM/evaluation.json...", type=FILE, nargs=-1, required=True)
 @click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
 @published_option
+@title_option
 @output_option
 def sensitivity_summary_command(
-    evaluations: tuple[Path, ...], sensitivity: Path, published: str | None, output: Path
+    evaluations: tuple[Path, ...], sensitivity: Path, published: str | None, title: str | None, output: Path
 ) -> None:
     """The scores in numbers. Spread, trend over layers, and sum against the KL of the uniform policies."""
     from kvstages.tables import sensitivity_summary
 
-    _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published)))
+    _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published), title))
 
 
 def _folder(published: str | None) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +39,14 @@ def draw(table: pd.DataFrame) -> Figure:
     policies = list(dict.fromkeys(table["policy"]))
     arms = [arm for arm in dict.fromkeys(table["arm"]) if arm != "original"]
     seeds = list(dict.fromkeys(table["seed"].dropna()))
-    gap = 0.6 / max(len(seeds) - 1, 1)
+    places = {arm: _places(part["seed"]) for arm, part in table.dropna(subset="seed").groupby("arm", sort=False)}
     width = max(2.9, 0.9 + 0.75 * (len(arms) + 1))
     figure = Figure(figsize=(max(4.8, len(policies) * width + 0.3), 3.8), layout="constrained")
     for axes, policy in zip(figure.subplots(1, len(policies), squeeze=False)[0], policies, strict=True):
         for row in table[table["policy"] == policy].itertuples():
             original = row.arm == "original"
             look = {"marker": "*", "color": "#1b1b1b"} if original else line_style(seeds.index(row.seed))
-            x = 0.0 if original else 1 + arms.index(row.arm) + gap * seeds.index(row.seed) - 0.3 * (len(seeds) > 1)
+            x = 0.0 if original else 1 + arms.index(row.arm) + places[row.arm][row.seed]
             if original:
                 axes.axhspan(row.mean_kl_low, row.mean_kl_high, color="0.92", lw=0, zorder=0)
                 axes.axhline(row.mean_kl, color="0.45", lw=0.8, linestyle=(0, (4, 3)), zorder=1)
@@ -65,3 +65,9 @@ def draw(table: pd.DataFrame) -> Figure:
     handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, len(handles)))
     return figure
+
+
+def _places(seeds: Iterable[int]) -> dict[int, float]:
+    """Offset of each seed of one arm from the arm's tick; an arm without noise has a single one, in the middle."""
+    seeds = list(dict.fromkeys(seeds))
+    return {seed: 0.6 * index / (len(seeds) - 1) - 0.3 if len(seeds) > 1 else 0.0 for index, seed in enumerate(seeds)}

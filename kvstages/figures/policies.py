@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvstages.names import policy_budget
+from kvstages.names import budget_text
 from kvstages.records import policy_order
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def policies_label(policies: Iterable[str]) -> str:
     """Policies that coincide as one label: ``INT4 = greedy 0.05, 0.1``."""
     ordered = sorted(policies, key=policy_order)
-    parts = [policy.upper() for policy in ordered if policy_budget(policy) is None]
-    budgets = [policy.removeprefix("greedy-") for policy in ordered if policy_budget(policy) is not None]
+    texts = {policy: budget_text(policy) for policy in ordered}
+    parts = [policy.upper() for policy, text in texts.items() if text is None]
+    budgets = [text for text in texts.values() if text is not None]
     if budgets:
         parts.append(f"greedy {', '.join(budgets)}")
     return " = ".join(parts)

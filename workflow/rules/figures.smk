@@ -214,11 +214,12 @@ rule make_results_table:
         "logs/make_results_table/{study}.log",
     params:
         published=published_arguments,
+        title=study_title,
         code=code("table"),
     message:
         "{wildcards.study}: make the table results"
     shell:
-        "python -m kvstages table results {input.evaluations} {params.published} --output {output.html} 2> {log}"
+        "python -m kvstages table results {input.evaluations} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_sensitivity_summary_table:
@@ -238,11 +239,12 @@ rule make_sensitivity_summary_table:
         "logs/make_sensitivity_summary_table/{study}.log",
     params:
         published=published_arguments,
+        title=study_title,
         code=code("table"),
     message:
         "{wildcards.study}: make the table sensitivity-summary"
     shell:
-        "python -m kvstages table sensitivity-summary {input.evaluations} --sensitivity {input.sensitivity} {params.published} --output {output.html} 2> {log}"
+        "python -m kvstages table sensitivity-summary {input.evaluations} --sensitivity {input.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_adaptation_table:
@@ -263,8 +265,9 @@ rule make_adaptation_table:
     params:
         original=original_arguments,
         published=published_arguments,
+        title=study_title,
         code=code("table"),
     message:
         "{wildcards.study}: make the table adaptation"
     shell:
-        "python -m kvstages table adaptation {input.adapted} {params.original} {params.published} --output {output.html} 2> {log}"
+        "python -m kvstages table adaptation {input.adapted} {params.original} {params.published} --title {params.title:q} --output {output.html} 2> {log}"

@@ -48,6 +48,11 @@ def original_arguments(wildcards, input):
     return [part for path in input.original for part in ("--original", path)]
 
 
+def study_title(wildcards):
+    """The study's title, for its tables and the report."""
+    return study_config(wildcards.study)["title"]
+
+
 def published_arguments(wildcards):
     """The published figures that a study repeats, as arguments of `table`; nothing where it repeats none."""
     name = study_config(wildcards.study).get("published")
