@@ -43,7 +43,7 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.checkpoints import load_model
-    from kvstages.evaluation import evaluate
+    from kvstages.evaluation import evaluate, reference_logits
     from kvstages.files import read_json, read_tensors, write_json, write_table
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
@@ -52,12 +52,13 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     tensors, made = read_tensors(reference)
+    logits = reference_logits(tensors, reference)
     if made != record:
         raise ValueError(f"{reference}: computed with {made}, but the policy is to be evaluated with {record}")
     chosen = read_json(policy)
     decoder = load_model(model, setting.dtypes[0], place)
-    tokens = load_window(windows, window).to(place)
-    with options.progress(f"evaluate, {chosen['policy']}") as report:
-        figures, table = evaluate(decoder, tokens, chosen, tensors["logits"], setting, memory_mb << 20, report)
+    tokens = load_window(windows, window, decoder.config).to(place)
+    with options.progress(f"evaluate, {policy}") as report:
+        figures, table = evaluate(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
     write_table(positions, table)
     write_json(output, {"policy": chosen["policy"], **record, **figures})

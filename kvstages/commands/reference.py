@@ -46,7 +46,7 @@ def command(
     setting = Setting(execution, arithmetic, dense_storage)
     place = prepare(device, threads)
     decoder = load_model(model, setting.dtypes[0], place)
-    tokens = load_window(windows, window).to(place)
+    tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"reference, {window}") as report:
         logits = torch.empty(*tokens.shape, decoder.config.vocab_size, dtype=setting.dtypes[0])
         for blocks, part in window_logits(decoder, tokens, dense_grid(decoder), setting, memory_mb << 20, report):

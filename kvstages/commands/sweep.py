@@ -56,7 +56,7 @@ def command(
     setting = Setting(execution, arithmetic, dense_storage)
     place = prepare(device, threads)
     decoder = load_model(model, setting.dtypes[0], place)
-    tokens = load_window(windows, window).to(place)
+    tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"sweep, layer {layer}") as report:
         kl = sweep_layer(decoder, tokens, layer, precisions, setting, memory_mb << 20, report)
     scores = {precision: values.tolist() for precision, values in kl.items()}
