@@ -11,12 +11,13 @@ from models import random_model, random_tokens
 
 from kvstages.checkpoints import save_model
 from kvstages.cli import main
-from kvstages.files import write_json, write_table, write_tensors
+from kvstages.files import read_tensors, write_json, write_table, write_tensors
 from kvstages.policies import policy_record
 from kvstages.sensitivity import SENSITIVITY_COLUMNS
 
 WAYS = ["parallel", "incremental"]
 GRID = [["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]]
+POLICY = policy_record("mixed", "greedy", 0.1, GRID, 0.05, 3, 8, 12)
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     save(random_model())
     write_tensors(tmp_path / "windows.safetensors", {"validation": random_tokens()})
-    write_json(tmp_path / "policy.json", policy_record("mixed", "greedy", 0.1, GRID, 0.05, 3, 8, 12))
+    write_json(tmp_path / "policy.json", POLICY)
     sensitivities(tmp_path / "sensitivity.csv", ["int8", "int4"])
     return tmp_path
 
@@ -109,6 +110,47 @@ def test_a_reference_made_in_another_way_is_refused(folder):
     assert found.startswith("Error: reference.safetensors: computed with") and "'execution': 'parallel'" in found
     assert "'execution': 'incremental'" in wanted
     assert not (folder / "evaluation.json").exists()
+
+
+def test_a_reference_without_logits_is_refused(folder):
+    assert run(*reference()) == (0, "")
+    tensors, record = read_tensors(folder / "reference.safetensors")
+    write_tensors(folder / "reference.safetensors", {"weights": tensors["logits"]}, record)
+    line = error(*evaluate())
+    assert line == "Error: reference.safetensors: holds weights; expected the tensor logits, from the stage reference\n"
+    assert not (folder / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "key 'policy' is missing, expected a policy of the stage allocate"),
+        ({**POLICY, "precisions": [["int2"] * 2] * 3}, "layer 0, head 0: 'int2', expected one of bf16, int8, int4"),
+    ],
+)
+def test_what_is_no_policy_is_refused(folder, record, message):
+    assert run(*reference()) == (0, "")
+    write_json(folder / "policy.json", record)
+    assert error(*evaluate()).endswith(f"{message}\n")
+    assert not (folder / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.full((3, 12), 50), "token id 50 is outside the model's vocabulary of 50"),
+        (random_tokens(length=33), "blocks of 33 tokens are longer than the model's context of 32"),
+    ],
+)
+def test_windows_of_another_model_are_refused(folder, tokens, message):
+    assert run(*reference()) == (0, "")
+    write_tensors(folder / "windows.safetensors", {"validation": tokens})
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    sweep = ("sweep", *files, "--layer", 0, "--device", "cpu", "--output", "new")
+    adapt = ("adapt", *files, "--no-noise", "--seed", 1, "--device", "cpu", "--output", "new", "--curve", "curve.csv")
+    for words in (reference("--output", "new"), sweep, evaluate("--output", "new"), adapt):
+        assert error(*words) == f"Error: windows.safetensors: {message}\n"
+        assert not (folder / "new").exists()
 
 
 @pytest.mark.parametrize(
