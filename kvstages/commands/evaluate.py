@@ -43,8 +43,8 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.checkpoints import load_model
-    from kvstages.evaluation import evaluate, reference_logits
-    from kvstages.files import read_json, read_tensors, write_json, write_table
+    from kvstages.evaluation import evaluate, read_policy, reference_logits
+    from kvstages.files import read_tensors, write_json, write_table
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
 
@@ -53,10 +53,11 @@ def command(
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     tensors, made = read_tensors(reference)
     logits = reference_logits(tensors, reference)
-    if made != record:
-        raise ValueError(f"{reference}: computed with {made}, but the policy is to be evaluated with {record}")
-    chosen = read_json(policy)
+    differ = [f"{key} {made.get(key)}, not {value}" for key, value in record.items() if made.get(key) != value]
+    if differ:
+        raise ValueError(f"{reference}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
     decoder = load_model(model, setting.dtypes[0], place)
+    chosen = read_policy(policy, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"evaluate, {policy}") as report:
         figures, table = evaluate(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
