@@ -103,7 +103,9 @@ def adapt(
     generator = torch.Generator(tokens.device).manual_seed(seed)
     cache = NoiseCache(arm.noise_bits, generator)
     model.requires_grad_(True).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arm.learning_rate, weight_decay=arm.weight_decay, fused=True)
+    # In BF16 the fused step rounds a parameter once, where the published optimizer rounded after each operation.
+    fused = next(model.parameters()).dtype != torch.bfloat16
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arm.learning_rate, weight_decay=arm.weight_decay, fused=fused)
     curve = []
     chosen = batches(len(tokens), arm.batch)
     for step in range(arm.steps):

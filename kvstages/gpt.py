@@ -83,7 +83,9 @@ class Block(nn.Module):
         self.V = nn.Linear(embedding_dim, embedding_dim)
         self.mlp_norm = nn.LayerNorm(embedding_dim)
         self.mlp = nn.Sequential(
-            nn.Linear(embedding_dim, 4 * embedding_dim), nn.ReLU(), nn.Linear(4 * embedding_dim, embedding_dim)
+            nn.Linear(embedding_dim, 4 * embedding_dim),
+            nn.ReLU(inplace=True),
+            nn.Linear(4 * embedding_dim, embedding_dim),
         )
 
     def split_heads(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Makes: nothing; functions only.
 import json
 
 from kvstages.digests import stage_digest
-from kvstages.names import greedy_policy, layer_name
+from kvstages.names import budget_text, greedy_policy, layer_name
 
 
 def code(stage):
@@ -90,8 +90,8 @@ def precision_arguments(wildcards):
 
 def allocation_arguments(wildcards):
     """How a policy comes to be, as arguments of `allocate`."""
-    budget = wildcards.policy.removeprefix("greedy-")
-    if budget == wildcards.policy:
+    budget = budget_text(wildcards.policy)
+    if budget is None:
         return ["--allocator", "uniform", "--precision", wildcards.policy]
     return ["--allocator", "greedy", "--budget", budget]
 
