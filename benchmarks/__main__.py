@@ -71,13 +71,15 @@ def scaling_rows() -> Iterator[Row]:
 
 
 def decode_rows() -> Iterator[Row]:
-    """BF16 heads and the mixed policy in turn, with and without the working copy."""
+    """The mixed policy against BF16 heads, for each context and batch."""
     for context, batch in itertools.product((64, 256, 1024), (1, 8, 32)):
-        chosen = {"dtype": "bfloat16", "context": context, "batch": batch, "threads": 1}
-        for policy in ("bf16", "mixed", "bf16", "mixed"):
-            yield run_case("decode", policy=policy, **chosen)
-        if batch < 32:
-            yield run_case("decode", policy="mixed", working_copy=0, **chosen)
+        yield run_case("decode", dtype="bfloat16", context=context, batch=batch, threads=1)
+
+
+def profile_rows() -> Iterator[Row]:
+    """Shares of a low, a middle and the highest layer's sweep."""
+    for dtype, layer in itertools.product(DTYPES, (0, 6, 11)):
+        yield run_case("profile", dtype=dtype, layer=layer)
 
 
 def import_rows() -> Iterator[Row]:
@@ -87,6 +89,7 @@ def import_rows() -> Iterator[Row]:
 
 
 TABLES = {
+    "profile": profile_rows,
     "import": import_rows,
     "sweep": lambda: sweep_rows((1, 2)),
     "study": study_rows,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -118,6 +119,39 @@ def sweep_case(
     }
 
 
+def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
+    """Where one layer's parallel sweep at the full shape spends its time, as shares."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from kvstages import sweep as module
+
+    prepare("cpu", threads)
+    model, tokens = random_model(FULL, dtype), random_tokens(FULL, 8, 64)
+    setting = Setting("parallel", dtype, dtype)
+    measure = module.divergence
+
+    def recorded(*arguments: Tensor) -> Tensor:
+        with record_function("divergence"):
+            return measure(*arguments)
+
+    module.divergence = recorded
+    sweep_layer(model, tokens[:1], layer, PRECISIONS, setting, MEMORY)
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        sweep_layer(model, tokens, layer, PRECISIONS, setting, MEMORY)
+    module.divergence = measure
+    events = {event.key: event for event in run.key_averages()}
+    whole = sum(event.self_cpu_time_total for event in events.values())
+    shares = {
+        "matrix products": events["aten::addmm"].self_cpu_time_total,
+        "bias of the products": events["aten::addmm"].cpu_time_total - events["aten::addmm"].self_cpu_time_total,
+        "attention": events["aten::scaled_dot_product_attention"].cpu_time_total,
+        "KL in FP64": events["divergence"].cpu_time_total,
+        "layer norm": events["aten::native_layer_norm"].cpu_time_total,
+    }
+    shares = {name: spent / whole for name, spent in shares.items()}
+    return {**shares, "rest": 1 - sum(shares.values())}
+
+
 def naive_case(shape: str, dtype: str, threads: int, blocks: int = 1) -> dict[str, Any]:
     """The plain implementation: one INT4 intervention on some blocks, scaled to the 192 + 1 runs of a sweep."""
     prepare("cpu", threads)
@@ -197,41 +231,51 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     return {"seconds": sum(spent.values()), **{f"seconds_{part}": value for part, value in spent.items()}}
 
 
-def decode_case(
-    dtype: str, policy: str, context: int, batch: int, threads: int, working_copy: int = 1, steps: int = 12
-) -> dict[str, Any]:
-    """Tokens a second of decoding at the full shape, the last ``steps`` positions before ``context``."""
+def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int = 16) -> dict[str, Any]:
+    """Decoding at the full shape, the last ``steps`` positions before ``context``: BF16 heads and the mixed policy.
+
+    All caches take each step in turn, in one process, and ratios are those of a step: a drift of the machine's speed
+    meets all alike. The mixed policy runs with its working copy, and (up to 8 sequences) unpacking its past anew.
+    """
     device = prepare("cpu", threads)
-    model = random_model(FULL, dtype)
-    grid = {
-        "bf16": dense_grid(model),
-        "mixed": mixed_policy(FULL),
-        "int8": [["int8"] * 8] * 12,
-        "int4": [["int4"] * 8] * 12,
-    }
-    arithmetic = DTYPES[dtype]
-    cache = PackedCache(grid[policy], batch, FULL.head_dim, arithmetic, arithmetic, context, bool(working_copy), device)
+    model, arithmetic = random_model(FULL, dtype), DTYPES[dtype]
     tokens = random_tokens(FULL, batch, context)
-    spent = []
-    with torch.no_grad():
+
+    def filled(grid: list[list[str]], working_copy: bool) -> PackedCache:
+        cache = PackedCache(grid, batch, FULL.head_dim, arithmetic, arithmetic, context, working_copy, device)
         for layer in range(FULL.num_layers):
-            past = torch.randn(batch, FULL.num_heads, context - steps - 2, FULL.head_dim).to(arithmetic)
+            past = torch.randn(batch, FULL.num_heads, context - steps, FULL.head_dim).to(arithmetic)
             cache.update(past, past, layer)
-        for position in range(context - steps - 2, context):
-            spent.append(seconds(lambda position=position: model(tokens[:, position : position + 1], cache)))
-    median = sorted(spent[2:])[len(spent[2:]) // 2]
+        return cache
+
+    caches = {"bf16": filled(dense_grid(model), True), "mixed": filled(mixed_policy(FULL), True)}
+    if batch <= 8:
+        caches["unpacking"] = filled(mixed_policy(FULL), False)
+    spent: dict[str, list[float]] = {name: [] for name in caches}
+    with torch.no_grad():
+        for position in range(context - steps, context):
+            step = tokens[:, position : position + 1]
+            for name, cache in caches.items():
+                spent[name].append(seconds(lambda step=step, cache=cache: model(step, cache)))
+    # The first steps settle the prefill and warm up.
+    median = {name: statistics.median(values[3:]) for name, values in spent.items()}
+    ratio = {
+        name: statistics.median(dense / own for dense, own in zip(spent["bf16"][3:], values[3:], strict=True))
+        for name, values in spent.items()
+    }
     weights = sum(parameter.nbytes for parameter in model.parameters()) - model.input_embedding.weight.nbytes
-    past_bytes = 2 * batch * FULL.num_layers * FULL.embedding_dim * context * arithmetic.itemsize
-    read = weights + (past_bytes if working_copy else cache.payload_bytes + cache.scale_bytes)
-    bandwidth = memory_bandwidth()
+    read = weights + caches["bf16"].payload_bytes
+    mixed = caches["mixed"]
     return {
-        "tokens_per_second": batch / median,
-        "seconds_a_step": median,
-        "payload_bytes": cache.payload_bytes,
-        "scale_bytes": cache.scale_bytes,
-        "working_bytes": cache.working_bytes,
-        "bandwidth_gb_per_second": bandwidth / 1e9,
-        "share_of_bandwidth": read / median / bandwidth,
+        "tokens_per_second_bf16": batch / median["bf16"],
+        "tokens_per_second_mixed": batch / median["mixed"],
+        "mixed_over_bf16": ratio["mixed"],
+        "unpacking_over_bf16": ratio.get("unpacking"),
+        "stored_over_bf16": (mixed.payload_bytes + mixed.scale_bytes) / caches["bf16"].payload_bytes,
+        "stored_and_copy_over_bf16": (mixed.payload_bytes + mixed.scale_bytes + mixed.working_bytes)
+        / caches["bf16"].payload_bytes,
+        "share_of_bandwidth_bf16": read / median["bf16"] / memory_bandwidth(),
+        "share_of_bandwidth_mixed": read / median["mixed"] / memory_bandwidth(),
     }
 
 
@@ -252,6 +296,7 @@ CASES = {
     "study": study_case,
     "decode": decode_case,
     "import": import_case,
+    "profile": profile_case,
 }
 
 

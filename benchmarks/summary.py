@@ -78,27 +78,9 @@ def study_ratios(folder: Path) -> pd.DataFrame:
 
 
 def decode_ratios(folder: Path) -> pd.DataFrame:
-    """Mixed policy against BF16 heads: speed with and without the working copy, bytes, and share of the bandwidth."""
+    """Speed of the mixed policy over that of BF16 heads, bytes over bytes, and shares of the memory bandwidth."""
     table = pd.read_csv(folder / "decode.csv")
-    copied = table[table["working_copy"] != 0]
-    keys = ["context", "batch"]
-    dense, mixed = (copied[copied["policy"] == policy].groupby(keys) for policy in ("bf16", "mixed"))
-    plain = table[table["working_copy"] == 0].set_index(keys)
-    speed = "tokens_per_second"
-    return pd.DataFrame(
-        {
-            "mixed over BF16": mixed[speed].median() / dense[speed].median(),
-            "without working copy": plain[speed] / dense[speed].median(),
-            "stored over BF16's": (mixed["payload_bytes"].first() + mixed["scale_bytes"].first())
-            / dense["payload_bytes"].first(),
-            "stored and copy over BF16's": (
-                mixed["payload_bytes"].first() + mixed["scale_bytes"].first() + mixed["working_bytes"].first()
-            )
-            / dense["payload_bytes"].first(),
-            "BF16's share of bandwidth": dense["share_of_bandwidth"].median(),
-            "mixed's share of bandwidth": mixed["share_of_bandwidth"].median(),
-        }
-    ).reset_index()
+    return table[["context", "batch", *(name for name in table.columns if "over" in name or "share" in name)]]
 
 
 def scaling_ratios(folder: Path) -> pd.DataFrame:
@@ -151,9 +133,9 @@ def panels(folder: Path, table: pd.DataFrame) -> Figure:
     left.margins(y=0.15)
     ratios = decode_ratios(folder)
     for marker, (batch, rows) in zip("os^", ratios.groupby("batch"), strict=False):
-        middle.plot(rows["context"], rows["mixed over BF16"], marker=marker, color="black", label=f"batch {batch}")
-        plain = rows.dropna(subset="without working copy")
-        middle.plot(plain["context"], plain["without working copy"], marker=marker, color="0.5", linestyle=":")
+        middle.plot(rows["context"], rows["mixed_over_bf16"], marker=marker, color="black", label=f"batch {batch}")
+        plain = rows.dropna(subset="unpacking_over_bf16")
+        middle.plot(plain["context"], plain["unpacking_over_bf16"], marker=marker, color="0.5", linestyle=":")
     middle.set(xscale="log", ylim=(0, 1.15), xlabel="context (tokens)", ylabel="tokens a second, mixed over BF16")
     middle.set_title("Decoding (dotted: no working copy)")
     middle.set_xticks([64, 256, 1024], ["64", "256", "1,024"])
@@ -180,6 +162,8 @@ def summarise(folder: Path) -> str:
         f"{markdown(pd.read_csv(folder / 'import.csv')[['stage', 'seconds']])}\n"
         "## The sweep: naive time over ours\n\n"
         f"{markdown(speed_ups(folder))}\n"
+        "## Where the parallel sweep's time goes, full shape, one thread\n\n"
+        f"{markdown(pd.read_csv(folder / 'profile.csv').drop(columns=['case', 'peak_memory_mb']))}\n"
         "## The whole published configuration, full shape, one thread\n\n"
         f"{markdown(study_ratios(folder))}\n"
         "## Decoding: the mixed policy against BF16 heads, BF16 arithmetic, one thread\n\n"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # Rows are taken a few at a time: on a CPU so that the FP64 copies stay in its cache, on a GPU to bound them.
-CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}
+CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 25}
 RESAMPLES = 10_000
 
 
@@ -47,7 +47,7 @@ def divergence(logits: Tensor, reference: Tensor, reference_normaliser: Tensor |
     width = logits.shape[-1]
 
     def of_rows(rows: Tensor, others: Tensor, normaliser: Tensor) -> Tensor:
-        rows = rows.double()
+        rows, others = rows.double(), others.double()
         top = rows.amax(dim=-1, keepdim=True)
         weights = (rows - top).exp_()
         total = weights.sum(dim=-1)
