@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.files import read_json
-from kvstages.names import policy_budget
+from kvstages.names import ALLOCATORS, parse_policy
 from kvstages.quantizer import BITS
 
 if TYPE_CHECKING:
@@ -51,10 +51,12 @@ def read_columns(path: Path, numbers: Iterable[str], texts: Iterable[str] = ()) 
     return table[[*texts, *numbers]]
 
 
-def policy_order(policy: str) -> tuple[int, float]:
-    """Sort key of policies: bf16, int8, int4, then the greedy ones from the smallest budget."""
-    budget = policy_budget(policy)
-    return (-BITS[policy], 0.0) if budget is None else (0, budget)
+def policy_order(policy: str) -> tuple[int, str, float]:
+    """Sort key of policies: the uniform ones by bits, then each allocator's, budgets in bytes first, from the least."""
+    allocator, budget = parse_policy(policy)
+    if budget is None:
+        return -BITS[policy], "", 0.0
+    return ALLOCATORS.index(allocator), budget.measure, budget.amount
 
 
 def arm_and_seed(path: Path) -> tuple[str, int]:

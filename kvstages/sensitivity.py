@@ -85,33 +85,3 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     return gathered.sort_values(
         [*UNIT, "precision"], key=lambda column: column.map(ranks[column.name]) if column.name in ranks else column
     )[SENSITIVITY_COLUMNS]
-
-
-def read_scores(path: Path) -> dict[str, list[list[float]]]:
-    """Scores {precision: [L][H]} in nats of a sensitivity table; ValueError names a head without a score."""
-    table = read_table(path, SENSITIVITY_COLUMNS)
-    if table.empty:
-        raise ValueError(f"{path}: no scores, only a header")
-    layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    scores = {}
-    for precision in (name for name in PRECISION_ORDER if (table["precision"] == name).any()):
-        found = table[table["precision"] == precision].set_index(["layer", "head"])["mean_kl"]
-        if not found.index.is_unique:
-            raise ValueError(
-                f"{path}: {precision} has two scores for layer, head {found.index[found.index.duplicated()][0]}"
-            )
-        missing = [
-            (layer, head) for layer in range(layers) for head in range(heads) if (layer, head) not in found.index
-        ]
-        if missing:
-            raise ValueError(f"{path}: no {precision} score for layer {missing[0][0]}, head {missing[0][1]}")
-        scores[precision] = [[float(found[layer, head]) for head in range(heads)] for layer in range(layers)]
-    return scores
-
-
-def read_setting(path: Path) -> dict[str, str]:
-    """How the scores of a sensitivity table were measured; ValueError if not all in one way."""
-    settings = read_table(path, SENSITIVITY_COLUMNS)[SETTING].drop_duplicates().to_dict("records")
-    if len(settings) != 1:
-        raise ValueError(f"{path}: scores measured in {len(settings)} ways, expected one")
-    return settings[0]

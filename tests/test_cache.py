@@ -105,7 +105,7 @@ def test_storage_grows_by_doubling():
     ("label", "total"), [("bf16", 1_572_864), ("int8", 811_008), ("greedy-0.01", 579_840), ("int4", 417_792)]
 )
 def test_bytes_of_the_published_policies_by_formula_and_from_real_caches(label, total):
-    grid = Grid.of_record(published_policies(PUBLISHED)[label]["precisions"])
+    grid = published_policies(PUBLISHED)[label]["precisions"]
     assert sum(policy_bytes(grid, 64, 64)) == total
     assert sum(measured_bytes(grid, 64, 64)) == total
 

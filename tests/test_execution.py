@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import random_model, random_tokens
+from score_tables import head_table
 
 from kvstages.allocation import greedy
+from kvstages.budgets import Budget
 from kvstages.cache import BlockCache, PackedCache
 from kvstages.execution import blocks_per_pass, dense_grid, window_logits
 from kvstages.gpt import GPT
@@ -83,8 +85,11 @@ def both() -> dict[str, dict]:
         scores = {p: [sweep.kl["kv", p].mean(dim=1).tolist() for sweep in sweeps] for p in ("int8", "int4")}
         reference = logits_of(model, tokens, dense_grid(model), setting)
         budgets = {share: share * sum(map(sum, scores["int4"])) for share in (0.05, 0.3, 0.7, 1.1)}
-        policies = {share: greedy(scores, budget, 16, 48)[0] for share, budget in budgets.items()}
-        policies |= {p: [[p] * 4] * 4 for p in ("int8", "int4")}
+        table = head_table(scores, 16, 48)
+        policies = {
+            share: table.grid(greedy(table, Budget(budget, "nats")).choice) for share, budget in budgets.items()
+        }
+        policies |= {p: Grid.uniform(4, 4, p) for p in ("int8", "int4")}
         kl = {
             name: float(divergence(logits_of(model, tokens, grid, setting), reference).mean())
             for name, grid in policies.items()

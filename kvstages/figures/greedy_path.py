@@ -11,7 +11,7 @@ from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.names import budget_text
+from kvstages.names import split_policy
 from kvstages.records import policy_order, read_columns, read_record
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _budget_labels(budgets: pd.Series, scale: ZeroStrip, axes: object) -> list[t
     low, high = (math.log10(limit) for limit in axes.get_ylim())
     labels: list[tuple[float, str]] = []
     for policy, budget in sorted(budgets.items(), key=lambda item: item[1]):
-        text, level = budget_text(policy), float(scale.place([budget])[0])
+        text, level = split_policy(policy)[1], float(scale.place([budget])[0])
         if labels and math.log10(level) - math.log10(labels[-1][0]) < 0.04 * (high - low):
             labels[-1] = (labels[-1][0], f"{labels[-1][1]}, {text}")
         else:

@@ -7,7 +7,7 @@ Makes: nothing; functions only.
 import json
 
 from kvstages.digests import stage_digest
-from kvstages.names import budget_text, greedy_policy, layer_name
+from kvstages.names import layer_name, policy_name, split_policy
 
 
 def code(stage):
@@ -27,7 +27,7 @@ def layers(study):
 
 def greedy_policies(study):
     """Names of the greedy policies, one a budget, in the order of the configuration."""
-    return [greedy_policy(budget) for budget in STUDIES[study]["budgets"]]
+    return [policy_name("greedy", budget) for budget in STUDIES[study]["budgets"]]
 
 
 def policies(study):
@@ -90,10 +90,10 @@ def precision_arguments(wildcards):
 
 def allocation_arguments(wildcards):
     """How a policy comes to be, as arguments of `allocate`."""
-    budget = budget_text(wildcards.policy)
+    allocator, budget = split_policy(wildcards.policy)
     if budget is None:
         return ["--allocator", "uniform", "--precision", wildcards.policy]
-    return ["--allocator", "greedy", "--budget", budget]
+    return ["--allocator", allocator, "--budget", budget]
 
 
 def device_arguments():
