@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstages.allocation import LADDER, policy_bytes
+from kvstages.allocation import policy_bytes
 from kvstages.cache import measured_bytes
 from kvstages.execution import window_logits
 from kvstages.files import read_json
 from kvstages.gpt import GPT
+from kvstages.grid import Grid
 from kvstages.metrics import position_metrics, summarise
 from kvstages.model_config import GPTConfig
+from kvstages.quantizer import BITS
 from kvstages.runtime import Setting
 
 Policy = Mapping[str, Any]
@@ -24,8 +26,8 @@ Policy = Mapping[str, Any]
 POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
-def check_policy(policy: Any, config: GPTConfig) -> list[list[str]]:
-    """The grid [L][H] of a policy's record; ValueError if it is not one for a decoder of this shape."""
+def check_policy(policy: Any, config: GPTConfig) -> Grid:
+    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
     missing = [key for key in POLICY_KEYS if key not in policy]
@@ -34,16 +36,17 @@ def check_policy(policy: Any, config: GPTConfig) -> list[list[str]]:
     for key in ("proxy", "average_payload_bits"):
         if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
             raise ValueError(f"{key} is {policy[key]!r}, expected a number")
-    grid = policy["precisions"]
-    if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
-        raise ValueError(f"precisions is {type(grid).__name__}, expected a list of layers, each a list of heads")
-    shape, expected = [len(row) for row in grid], [config.num_heads] * config.num_layers
-    if shape != expected:
-        raise ValueError(f"precisions for heads {shape} a layer, but the model has {expected}")
-    for layer, row in enumerate(grid):
-        for head, precision in enumerate(row):
-            if precision not in LADDER:
-                raise ValueError(f"layer {layer}, head {head}: {precision!r}, expected one of {', '.join(LADDER)}")
+    grid = Grid.of_record(policy["precisions"])
+    expected = [config.num_heads] * config.num_layers
+    if grid.shape != expected:
+        raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
+    for side, rows in grid.as_record().items():
+        for layer, row in enumerate(rows):
+            for head, precision in enumerate(row):
+                if precision not in BITS:
+                    raise ValueError(
+                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
+                    )
     return grid
 
 
@@ -101,13 +104,13 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
     ``reconstruction_bytes`` is what the working copy of the reconstructed past would take beside; it is transient
     and in no total.
     """
-    grid = policy["precisions"]
+    grid = Grid.of_record(policy["precisions"])
     config = model.config
     payload, scales = measured_bytes(grid, config.head_dim, tokens)
     if (payload, scales) != policy_bytes(grid, config.head_dim, tokens):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes([["bf16"] * config.num_heads] * config.num_layers, config.head_dim, tokens)[0]
-    quantized = sum(precision != "bf16" for row in grid for precision in row)
+    dense = policy_bytes(Grid.uniform(config.num_layers, config.num_heads, "bf16"), config.head_dim, tokens)[0]
+    quantized = sum(precision != "bf16" for precision in grid.flat())
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
@@ -118,7 +121,7 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
         "total_bytes": payload + scales,
         "bf16_bytes": dense,
         "compression": dense / (payload + scales),
-        "reconstruction_bytes": quantized * tokens * config.head_dim * 2 * torch.bfloat16.itemsize,
+        "reconstruction_bytes": quantized * tokens * config.head_dim * torch.bfloat16.itemsize,
     }
 
 

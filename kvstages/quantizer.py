@@ -117,8 +117,10 @@ def reconstruct(x: Tensor, levels: int | Tensor) -> Tensor:
 
 
 def neighbour(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x moved to a neighbouring value of ``dtype`` (last bit of the mantissa flipped), in x's dtype: the smallest change
-    that this dtype can hold. Finite values stay finite."""
+    """x moved to a neighbouring value of ``dtype``, in x's dtype: the smallest change that this dtype can hold.
+
+    The last bit of the mantissa is flipped, so finite values stay finite.
+    """
     import torch
 
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

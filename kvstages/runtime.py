@@ -13,24 +13,24 @@ EXECUTIONS = ("parallel", "incremental")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a study is measured. ``arithmetic`` is the model's dtype, ``dense_storage`` that of unquantized heads in the
-    cache: two ideas, equal in the published study (BF16)."""
+    """How a study is measured: token by token or a block at a time, and the dtype that the model computes in.
+
+    What a cache holds is a separate matter: unquantized heads are BF16 in either case (see ``rounding``).
+    """
 
     execution: str
-    arithmetic: str
-    dense_storage: str
+    compute_dtype: str
 
     def __post_init__(self) -> None:
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution {self.execution!r}: expected one of {', '.join(EXECUTIONS)}")
-        for key in ("arithmetic", "dense_storage"):
-            if getattr(self, key) not in DTYPES:
-                raise ValueError(f"{key} {getattr(self, key)!r}: expected one of {', '.join(DTYPES)}")
+        if self.compute_dtype not in DTYPES:
+            raise ValueError(f"compute_dtype {self.compute_dtype!r}: expected one of {', '.join(DTYPES)}")
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """Arithmetic and dense storage."""
-        return DTYPES[self.arithmetic], DTYPES[self.dense_storage]
+    def dtype(self) -> torch.dtype:
+        """The compute dtype."""
+        return DTYPES[self.compute_dtype]
 
     def as_dict(self) -> dict[str, str]:
         return asdict(self)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from score_tables import published_table, random_table
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
+from score_tables import published_table, random_table
 
 from kvstages.frontier import frontier
 from kvstages.quantizer import QUANTIZED

@@ -25,8 +25,7 @@ def command(
     policy: Path,
     reference: Path,
     execution: str,
-    arithmetic: str,
-    dense_storage: str,
+    compute_dtype: str,
     device: str,
     threads: int,
     memory_mb: int,
@@ -48,7 +47,7 @@ def command(
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
 
-    setting = Setting(execution, arithmetic, dense_storage)
+    setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     tensors, made = read_tensors(reference)
@@ -56,7 +55,7 @@ def command(
     differ = [f"{key} {made.get(key)}, not {value}" for key, value in record.items() if made.get(key) != value]
     if differ:
         raise ValueError(f"{reference}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
-    decoder = load_model(model, setting.dtypes[0], place)
+    decoder = load_model(model, setting.dtype, place)
     chosen = read_policy(policy, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"evaluate, {policy}") as report:
