@@ -46,13 +46,16 @@ class RecordedRounding:
 class SharedRounding:
     """The reference's rounding errors, added to every variant of the same blocks.
 
-    Reference values come out as BF16 exactly: x + (bf16(x) − x) has no rounding (Sterbenz).
-    ``errors``: layer to [B, 2H, T, D]; rows of a batch are variants of these B blocks, variant by variant.
+    Reference values come out as BF16: x + (bf16(x) − x) has no rounding (Sterbenz). ``errors``: layer to
+    [B, 2H, T, D]; rows of a batch are variants of these B blocks, variant by variant. Up to the layer ``same`` the
+    values are the reference's own, and simply rounded.
     """
 
-    def __init__(self, errors: dict[int, Tensor]):
-        self.errors = errors
+    def __init__(self, errors: dict[int, Tensor], same: int = -1):
+        self.errors, self.same = errors, same
 
     def __call__(self, both: Tensor, layer: int, start: int) -> Tensor:
+        if layer <= self.same:
+            return storage_rounding(both, layer, start)
         error = self.errors[layer][:, :, start : start + both.shape[2]]
         return (both.unflatten(0, (-1, len(error))) + error).flatten(0, 1)

@@ -91,7 +91,9 @@ def sweep_layer(
         for trial in trials:
             error[trial][:, rows] = reconstruction_error(recorded.stored, *trial).cpu()
         # In BF16 arithmetic keys and values are BF16 already, and every rounding in the model is a layer's own.
-        rounding = storage_rounding if setting.dtype == STORAGE else SharedRounding(recorded.errors)
+        rounding = storage_rounding
+        if setting.dtype != STORAGE:
+            rounding = SharedRounding(recorded.errors, same=layer if base is None else -1)
         for variant, found in _sweep_blocks(model, part, layer, variants, setting, memory, base, rounding):
             mean = found.mean(dim=1).cpu()
             if variant.trial is None:
