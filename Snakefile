@@ -53,6 +53,7 @@ wildcard_constraints:
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
+    dtype="float32|bfloat16|float64",
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",
     seed="[0-9]+",

@@ -31,7 +31,7 @@ def policy_files(chosen, filename):
 
 def uniform_policies(study):
     """The quantized uniform policies."""
-    return [policy for policy in policies(study) if policy != "bf16" and policy not in greedy_policies(study)]
+    return STUDIES[study]["precisions"]
 
 
 def adapted_files(filename, by_policy):
