@@ -36,8 +36,9 @@ class ScoreTable:
 
     ``kl`` [P, U]: mean KL (nats) with that unit alone quantized. ``error`` [P, U]: relative reconstruction error of
     its keys and values, NaN where the source has none. ``precisions``: most bits first. ``tokens``: positions of the
-    cache whose bytes count. ``source``: where the scores come from. ValueError names the unit of a score that is NaN,
-    infinite or negative beyond rounding.
+    cache whose bytes count. ``source``: where the scores come from. ``dense`` [U]: scores of BF16 where all scores are
+    relative to a policy, what changing that unit alone adds to its KL; those may be negative. Otherwise BF16 scores 0.
+    ValueError names the unit of a score that is NaN, infinite or negative beyond rounding.
     """
 
     layers: int
@@ -49,6 +50,7 @@ class ScoreTable:
     head_dim: int
     tokens: int
     source: str
+    dense: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not self.precisions or list(self.precisions) != [p for p in QUANTIZED if p in self.precisions]:
@@ -60,12 +62,13 @@ class ScoreTable:
         for name in ("kl", "error"):
             if getattr(self, name).shape != expected:
                 raise ValueError(f"{name} of shape {getattr(self, name).shape}, expected {expected}")
-        wrong = np.argwhere(~(np.isfinite(self.kl) & (self.kl >= ROUNDING)))
+        wrong = np.argwhere(~np.isfinite(self.scores) | (self.scores < (ROUNDING if self.dense is None else -np.inf)))
         if len(wrong):
             precision, unit = wrong[0]
             raise ValueError(
-                f"sensitivity of {describe(self.units[unit])}, {self.precisions[precision]}: "
-                f"{self.kl[precision, unit]}; expected a finite KL of 0 or more"
+                f"sensitivity of {describe(self.units[unit])}, {('bf16', *self.precisions)[precision]}: "
+                f"{self.scores[precision, unit]}; expected a finite KL"
+                + (" of 0 or more" if self.dense is None else "")
             )
 
     @cached_property
@@ -92,9 +95,19 @@ class ScoreTable:
         return np.tile(np.array([self.unit_bytes(rung) for rung in self.ladder], dtype=np.int64), (len(self.units), 1))
 
     @cached_property
+    def scores(self) -> np.ndarray:
+        """``dense`` (or zeros) and ``kl`` together [1 + P, U]."""
+        return np.stack([np.zeros(len(self.units)) if self.dense is None else self.dense, *self.kl])
+
+    @cached_property
+    def _counted(self) -> np.ndarray:
+        """The scores as they count [1 + P, U]: where rounding left a KL less than 0, it is 0."""
+        return np.maximum(self.scores, 0.0) if self.dense is None else self.scores
+
+    @cached_property
     def costs(self) -> np.ndarray:
-        """KL score of each unit at each rung (nats) [U, R]: 0 at BF16, and where rounding left less than 0."""
-        return self._rungs(np.maximum(self.kl, 0.0))
+        """Score of each unit at each rung (nats) [U, R]."""
+        return self._rungs(self._counted)
 
     @cached_property
     def errors(self) -> np.ndarray:
@@ -106,17 +119,16 @@ class ScoreTable:
                 f"sensitivity {self.source}: no reconstruction error of {describe(self.units[unit])}, "
                 f"{self.precisions[precision]}"
             )
-        return self._rungs(self.error)
+        return self._rungs(np.stack([np.zeros(len(self.units)), *self.error]))
 
     def _rungs(self, values: np.ndarray) -> np.ndarray:
-        rows = [values[self.precisions.index(rung)] for rung in self.ladder[1:]]
-        return np.stack([np.zeros(len(self.units)), *rows], axis=1)
+        """Those of the ladder [U, R] out of values of BF16 and every precision [1 + P, U]."""
+        return values[[("bf16", *self.precisions).index(rung) for rung in self.ladder]].T
 
     def proxy(self, choice: Sequence[str]) -> float:
         """Sum of the single-unit scores (nats) of a precision for each unit [U], added in the order of the units."""
-        scores = np.maximum(self.kl, 0.0)
-        chosen = [0.0 if p == "bf16" else scores[self.precisions.index(p), u] for u, p in enumerate(choice)]
-        return float(np.cumsum(chosen)[-1])
+        rows = [("bf16", *self.precisions).index(precision) for precision in choice]
+        return float(np.cumsum(self._counted[rows, np.arange(len(self.units))])[-1])
 
     def grid(self, choice: Sequence[str]) -> Grid:
         """The precisions of every head's keys and values, from a precision for each unit [U]."""
@@ -133,8 +145,8 @@ def read_scores(
 ) -> ScoreTable:
     """Scores of a decoder's units at some precisions, or at all that the table has for such units.
 
-    ValueError names ``path`` and a unit and precision whose score is missing, repeated, NaN or negative, or a table
-    of another shape of decoder.
+    A table that scores BF16, too, holds scores relative to a policy (see ``ScoreTable``). ValueError names ``path`` and
+    a unit and precision whose score is missing, repeated, NaN or negative, or a table of another shape of decoder.
     """
     table = read_table(path)
     table = table[table["part"].isin(UNITS[unit])]
@@ -156,14 +168,19 @@ def read_scores(
         layer, head, part, precision = repeated.iloc[0][KEY]
         raise ValueError(f"{path}: two scores of {describe(Unit(layer, head, part))}, {precision}")
     found = dict(zip(table[KEY].itertuples(index=False, name=None), table[VALUES].to_numpy(), strict=True))
-    wanted = [(*place, precision) for precision in asked for place in units(*shape, unit)]
+    relative = (table["precision"] == "bf16").any()
+    rows = ["bf16", *asked] if relative else asked
+    places = units(*shape, unit)
+    wanted = [(*place, precision) for precision in rows for place in places]
     absent = [key for key in wanted if key not in found]
     if absent:
         raise ValueError(f"{path}: no score of {describe(Unit(*absent[0][:3]))}, {absent[0][3]}")
-    kl, error = np.array([found[key] for key in wanted]).reshape(len(asked), -1, len(VALUES)).transpose(2, 0, 1)
+    values = np.array([found[key] for key in wanted]).reshape(len(rows), len(places), len(VALUES))
+    kl, error = values[..., 0], values[..., 1]
+    dense, kl, error = (kl[0], kl[1:], error[1:]) if relative else (None, kl, error)
     source = read_source(path, table)
     try:
-        return ScoreTable(*shape, unit, tuple(asked), kl, error, config.head_dim, tokens, source)
+        return ScoreTable(*shape, unit, tuple(asked), kl, error, config.head_dim, tokens, source, dense)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
 

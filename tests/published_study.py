@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvstages.files import write_json, write_table
-from kvstages.names import policy_budget
+from kvstages.names import split_policy
 from kvstages.published import (
     SHIPPED,
     published_adaptation,
@@ -40,7 +40,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     validation = published_validation(PUBLISHED)
     policies = published_policies(PUBLISHED)
     for number, (policy, metrics) in enumerate(validation.items()):
-        if budgets is None or policy_budget(policy) is None or policy.removeprefix("greedy-") in budgets:
+        if budgets is None or split_policy(policy)[1] in (None, *budgets):
             _write_policy(folder / "policies" / policy, policy, policies[policy], metrics, scores, number)
     adaptation = published_adaptation(PUBLISHED)
     for seed, adapted in adaptation.items():
@@ -96,16 +96,20 @@ def table_arguments(name: str, study: Path) -> list[str]:
 
 def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:
     layers, heads = scores["int8"].shape
-    precisions = [layer[:heads] for layer in published["precisions"][:layers]]
+    precisions = [list(layer[:heads]) for layer in published["precisions"].keys[:layers]]
     counts = {name: sum(layer.count(name) for layer in precisions) for name in ("bf16", "int8", "int4")}
     total = sum(BYTES_PER_HEAD[name] * count for name, count in counts.items())
     full = BYTES_PER_HEAD["bf16"] * layers * heads
-    budget = policy_budget(policy)
+    allocator, text = split_policy(policy)
+    budget = None if text is None else float(text)
     steps = _greedy_steps(scores, budget) if budget is not None else _greedy_steps(scores, -1.0)
     write_table(place / "steps.csv", steps)
     write_json(place / "policy.json", {
-        "policy": policy, "allocator": "uniform" if budget is None else "greedy", "budget": budget,
-        "precisions": precisions, "heads": counts, "proxy": published["proxy"], "proxy_steps": len(steps),
+        "policy": policy, "allocator": allocator, "sensitivity": "published", "unit": "head",
+        "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
+        "precisions": {"keys": precisions, "values": precisions},
+        "tensors": {"int3": 0, "int2": 0, **{name: 2 * count for name, count in counts.items()}},
+        "proxy": published["proxy"], "proxy_steps": len(steps),
         "average_payload_bits": published["average_payload_bits"], "tokens": 64,
         "bytes": {"payload": total, "scale": 0, "total": total, "bf16": full}, "compression": full / total,
     })  # fmt: skip
@@ -157,6 +161,6 @@ def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:
         )
         saved = BYTES_PER_HEAD[old] - BYTES_PER_HEAD[new]
         state[cell], proxy, total = new, proxy + added, total - saved
-        steps.append((len(steps) + 1, *cell, old, new, float(added), saved, proxy, total))
-    columns = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
+        steps.append((len(steps) + 1, *cell, "kv", old, new, float(added), saved, proxy, total))
+    columns = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
     return pd.DataFrame(steps, columns=columns)
