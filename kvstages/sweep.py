@@ -107,7 +107,7 @@ def sweep_layer(
 def read_back(x: Tensor, precision: str) -> Tensor:
     """Stored values x [..., D] as a cache of this precision (or null intervention) gives them back, in x's dtype."""
     if precision in NULLS:
-        return neighbour(x, x.dtype if precision == "null" else STORAGE)
+        return neighbour(x, x.dtype if precision == "compute-step" else STORAGE)
     return reconstruct(x, LEVELS[precision]) if precision in LEVELS else x
 
 

@@ -12,7 +12,7 @@ from kvstages.sensitivity import SENSITIVITY_COLUMNS, gather
 from kvstages.sweep_table import sweep_table, trials
 
 SETTING = {"execution": "parallel", "compute_dtype": "float32"}
-TRIALS = trials(PARTS, ("int8", "int4", "null", "bf16-step"))
+TRIALS = trials(PARTS, ("int8", "int4", "compute-step", "bf16-step"))
 
 
 def shard(folder, layer: int, setting=SETTING, blocks: int = 4, wanted=TRIALS, base: float = 0.0):
@@ -40,7 +40,7 @@ def test_shards_gather_into_means_and_errors_in_any_order(tmp_path):
     assert row["mean_kl"] == pytest.approx(rows("int4")["mean_kl"].mean()) and row["blocks"] == 4
     assert row["standard_error"] == pytest.approx(rows("int4")["mean_kl"].std(ddof=1) / 2)
     assert row["reconstruction_error"] == pytest.approx(rows("int4")["reconstruction_error"].mean())
-    assert row["floor_kl"] == pytest.approx(rows("null")["mean_kl"].mean())
+    assert row["floor_kl"] == pytest.approx(rows("compute-step")["mean_kl"].mean())
     assert row["bf16_step_kl"] == pytest.approx(rows("bf16-step")["mean_kl"].mean())
     assert row["below_floor"] == int(row["mean_kl"] < row["floor_kl"])
     assert set(table["below_floor"]) == {0, 1}
