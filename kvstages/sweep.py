@@ -18,7 +18,7 @@ from torch import Tensor
 from kvstages.cache import BlockCache, PackedCache
 from kvstages.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid
 from kvstages.gpt import GPT, CausalCache, attend_through
-from kvstages.metrics import divergence, log_normaliser
+from kvstages.metrics import divergence, exponential_sum
 from kvstages.runtime import Setting
 
 # (head, precision); the reference is the variant that takes no head from a quantized cache.
@@ -63,14 +63,14 @@ def _sweep_blocks(
     groups = _groups(model, tokens, variants, setting.execution, memory)
     run = _parallel_logits if setting.execution == "parallel" else _incremental_logits
     reference = torch.empty(*tokens.shape, model.config.vocab_size, dtype=setting.dtypes[0], device=tokens.device)
-    normaliser = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
+    total = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
     kl = torch.empty(len(variants), *tokens.shape, dtype=torch.float64, device=tokens.device)
     for where, group, logits in run(model, tokens, layer, groups, setting):
         if group is groups[0]:
-            reference[:, where], normaliser[:, where] = logits[0], log_normaliser(logits[0])
+            reference[:, where], total[:, where] = logits[0], exponential_sum(logits[0])
         for variant, own in zip(group, logits, strict=True):
             index = variants.index(variant)
-            kl[index, :, where] = divergence(own, reference[:, where], normaliser[:, where])
+            kl[index, :, where] = divergence(own, reference[:, where], total[:, where])
             if where.stop == tokens.shape[1]:
                 yield variant, kl[index]
 
