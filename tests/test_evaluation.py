@@ -11,12 +11,12 @@ from models import random_model, random_tokens
 from plain_cache import PlainCache
 
 from kvstages.budgets import Budget
-from kvstages.evaluation import evaluate, read_policy, reference_logits
+from kvstages.evaluation import evaluate, reference_logits
 from kvstages.execution import dense_grid, window_logits
 from kvstages.files import write_json
 from kvstages.grid import Grid
 from kvstages.metrics import divergence
-from kvstages.policies import policy_record
+from kvstages.policies import policy_record, read_policy
 from kvstages.runtime import Setting
 
 MEMORY = 1 << 30
