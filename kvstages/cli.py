@@ -18,6 +18,7 @@ STAGES = {
     "sweep": "Quantize one head of a layer at a time and measure the KL.",
     "sensitivity": "Gather the layers' sweeps into one table.",
     "allocate": "Give every head a precision, under a budget or uniformly.",
+    "candidates": "Make a set of policies to measure together: at equal bytes, or a frontier.",
     "evaluate": "Measure a policy jointly against the reference.",
     "adapt": "Train with cache noise (or without, as control).",
     "figure": "Draw a figure, with its plotted numbers beside it.",

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from models import random_model
-from score_tables import random_table
+from score_tables import write_sensitivities
 
 from kvstages.checkpoints import save_model
 from kvstages.cli import main
@@ -28,19 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     model = random_model()
     save_model(Path("model.safetensors"), model.config, model.state_dict())
-    sensitivities(tmp_path / "sensitivity.csv")
+    write_sensitivities(tmp_path / "sensitivity.csv", QUANTIZED)
     return tmp_path
-
-
-def sensitivities(path: Path, precisions=QUANTIZED, layers: int = 3) -> None:
-    rows = []
-    for unit in ("head", "tensor"):
-        table = random_table(layers, 2, precisions, unit, head_dim=8, tokens=12)
-        for index, place in enumerate(table.units):
-            for number, precision in enumerate(precisions):
-                scores = float(table.kl[number, index]), float(table.error[number, index])
-                rows.append((*place, precision, *scores, "measured", "parallel", "float32"))
-    write_table(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
 
 
 def allocate(*more: object) -> tuple[int, str]:
@@ -135,13 +124,13 @@ def test_one_line_says_what_is_wrong(folder, words, message):
 
 
 def test_scores_of_another_model_are_refused(folder):
-    sensitivities(folder / "sensitivity.csv", layers=2)
+    write_sensitivities(folder / "sensitivity.csv", QUANTIZED, layers=2)
     line = error("--allocator", "greedy", "--budget", "0.3")
     assert line == "Error: sensitivity.csv: scores of 2 layers × 2 heads, but the model has 3 × 2\n"
 
 
 def test_a_precision_without_scores_is_refused(folder):
-    sensitivities(folder / "sensitivity.csv", ["int4"])
+    write_sensitivities(folder / "sensitivity.csv", ["int4"])
     line = error("--allocator", "uniform", "--precision", "int8")
     assert line == "Error: sensitivity.csv: no int8 scores (unit head); it holds int4\n"
     assert allocate("--allocator", "uniform", "--precision", "bf16") == (0, "")
