@@ -22,30 +22,44 @@ from kvstages.model_config import GPTConfig
 from kvstages.policies import check_policy
 from kvstages.runtime import Setting
 
-OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit", "ladder"]
-JOINT_COLUMNS = [*OF_POLICY, "bytes", "bf16_bytes", "proxy", "block", "mean_kl", "agreement", "cross_entropy"]
-KEYS = (*OF_POLICY, "bytes", "proxy", "precisions")
+OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
+JOINT_COLUMNS = [
+    *OF_POLICY,
+    "precisions",
+    "bytes",
+    "bf16_bytes",
+    "proxy",
+    "block",
+    "mean_kl",
+    "agreement",
+    "cross_entropy",
+]
+KEYS = (*OF_POLICY, "ladder", "bytes", "proxy", "precisions")
 
 
-def read_policies(path: Path, config: GPTConfig) -> list[dict[str, Any]]:
-    """The policies of a set; ValueError names ``path`` and a policy that is not one for a decoder of this shape."""
-    record = read_json(path)
-    policies = record.get("policies") if isinstance(record, Mapping) else None
-    if not isinstance(policies, list) or not policies:
-        raise ValueError(f"{path}: no list of policies under the key policies, expected a set of the stage candidates")
-    for index, policy in enumerate(policies):
-        try:
-            check_policy(policy, config)
-            missing = [key for key in KEYS if key not in policy]
-            if missing:
-                raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
-        except ValueError as error:
-            raise ValueError(f"{path}: policies[{index}]: {error}") from None
-    names = [policy["policy"] for policy in policies]
-    repeated = [name for index, name in enumerate(names) if name in names[:index]]
-    if repeated:
-        raise ValueError(f"{path}: two policies have the name {repeated[0]}")
-    return policies
+def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
+    """The policies of sets, one after the other.
+
+    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
+    """
+    policies: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        record = read_json(path)
+        found = record.get("policies") if isinstance(record, Mapping) else None
+        if not isinstance(found, list) or not found:
+            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage candidates")
+        for index, policy in enumerate(found):
+            try:
+                check_policy(policy, config)
+                missing = [key for key in KEYS if key not in policy]
+                if missing:
+                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
+                if policy["policy"] in policies:
+                    raise ValueError(f"a second policy of the name {policy['policy']}")
+            except ValueError as error:
+                raise ValueError(f"{path}: policies[{index}]: {error}") from None
+            policies[policy["policy"]] = policy
+    return list(policies.values())
 
 
 @torch.no_grad()
@@ -80,9 +94,10 @@ def measure(
             ]
             found[grid] = torch.cat(parts).cpu()
         size = policy["bytes"]
-        known = [" ".join(policy[key]) if key == "ladder" else policy[key] for key in OF_POLICY]
+        known = [policy[key] for key in OF_POLICY]
+        precisions = " ".join(name for name in policy["ladder"] if name != "bf16")
         rows += [
-            (*known, size["total"], size["bf16"], policy["proxy"], block, *values)
+            (*known, precisions, size["total"], size["bf16"], policy["proxy"], block, *values)
             for block, values in enumerate(found[grid].tolist())
         ]
         progress((done + 1) / len(policies))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ def allocated_policy(
         table.head_dim,
         table.tokens,
         unit=table.unit,
+        ladder=table.ladder,
         sensitivity=table.source,
     )
     return {**record, "seed": seed if allocator == "random" else None}, step_table(found.path)
@@ -58,6 +59,7 @@ def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[s
         table.head_dim,
         table.tokens,
         unit=table.unit,
+        ladder=table.ladder,
         sensitivity=table.source,
     )
     return record, step_table([])
@@ -74,11 +76,12 @@ def policy_record(
     tokens: int,
     *,
     unit: str,
+    ladder: Sequence[str],
     sensitivity: str,
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head or tensor; ``sensitivity``: the source of the scores; ``spent``:
+    ``unit``: what got a precision of its own, head or tensor; ``ladder``: the precisions that it could have; ``sensitivity``: the source of the scores; ``spent``:
     the proxy in nats.
     """
     payload, scales = policy_bytes(grid, head_dim, tokens)
@@ -89,6 +92,7 @@ def policy_record(
         "allocator": allocator,
         "sensitivity": sensitivity,
         "unit": unit,
+        "ladder": list(ladder),
         "budget": None if budget is None else budget.amount,
         "budget_in": None if budget is None else budget.measure,
         "seed": None,

@@ -17,6 +17,7 @@ from kvstages.files import write_json
 from kvstages.grid import Grid
 from kvstages.metrics import divergence
 from kvstages.policies import policy_record, read_policy
+from kvstages.quantizer import BITS
 from kvstages.runtime import Setting
 
 MEMORY = 1 << 30
@@ -27,7 +28,9 @@ GRID = Grid(
 
 def policy(grid):
     budget = Budget(0.1, "nats")
-    return policy_record("mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="tensor", sensitivity="made-up")
+    return policy_record(
+        "mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="tensor", ladder=BITS, sensitivity="made-up"
+    )
 
 
 def with_keys(*rows):

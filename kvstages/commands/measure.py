@@ -13,7 +13,13 @@ from kvstages.commands import options
 @options.model
 @options.windows
 @options.window
-@click.option("--policies", type=options.INPUT, required=True, help="Set of policies, from the stage candidates.")
+@click.option(
+    "--policies",
+    type=options.INPUT,
+    multiple=True,
+    required=True,
+    help="Set of policies, from the stages candidates and refine. May be given more than once.",
+)
 @click.option(
     "--reference", type=options.INPUT, required=True, help="Logits to compare with, from the stage reference."
 )
@@ -23,7 +29,7 @@ def command(
     model: Path,
     windows: Path,
     window: str,
-    policies: Path,
+    policies: tuple[Path, ...],
     reference: Path,
     execution: str,
     compute_dtype: str,
@@ -54,7 +60,7 @@ def command(
     decoder = load_model(model, setting.dtype, place)
     chosen = read_policies(policies, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
-    with options.progress(f"measure, {policies}") as report:
+    with options.progress("measure") as report:
         table = measure(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
     rows = len(table["policy"])
     write_table(output, table | {key: [value] * rows for key, value in {"window": window, **setting.as_dict()}.items()})

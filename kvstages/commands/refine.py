@@ -33,6 +33,5 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
 
     config = read_config(model)
     record = read_policy(base, config)
-    precisions = [precision for precision in record["tensors"] if precision != "bf16" and record["tensors"][precision]]
-    table = read_scores(sensitivity, config, record["tokens"], record["unit"], precisions)
+    table = read_scores(sensitivity, config, record["tokens"], record["unit"], record["ladder"][1:])
     write_json(output, {"policies": [refined_policy(name, record, read_moves(moves, table), table)]})
