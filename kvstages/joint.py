@@ -23,17 +23,8 @@ from kvstages.policies import check_policy
 from kvstages.runtime import Setting
 
 OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
-JOINT_COLUMNS = [
-    *OF_POLICY,
-    "precisions",
-    "bytes",
-    "bf16_bytes",
-    "proxy",
-    "block",
-    "mean_kl",
-    "agreement",
-    "cross_entropy",
-]
+MEANS = ["mean_kl", "agreement", "cross_entropy"]
+JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "proxy", "block", *MEANS]
 KEYS = (*OF_POLICY, "ladder", "bytes", "proxy", "precisions")
 
 

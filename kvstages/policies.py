@@ -81,8 +81,8 @@ def policy_record(
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head or tensor; ``ladder``: the precisions that it could have; ``sensitivity``: the source of the scores; ``spent``:
-    the proxy in nats.
+    ``unit``: what got a precision of its own, head or tensor; ``ladder``: the precisions that it could have;
+    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
     """
     payload, scales = policy_bytes(grid, head_dim, tokens)
     tensors = grid.flat()
