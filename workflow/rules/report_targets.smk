@@ -31,7 +31,20 @@ def policy_files(chosen, filename):
 
 def uniform_policies(study):
     """The quantized uniform policies."""
-    return [policy for policy in policies(study) if policy != "bf16" and policy not in greedy_policies(study)]
+    return list(STUDIES[study]["precisions"])
+
+
+def allocated_policies(study):
+    """The policies that are not uniform: some allocator's, of some budget."""
+    return [policy for policy in policies(study) if policy not in ("bf16", *uniform_policies(study))]
+
+
+def measured_tables(study):
+    """The measured sensitivity tables: the study's compute dtype first; the other one beside it in a comparison."""
+    own = STUDIES[study]["compute_dtype"]
+    dtypes = [own, *(dtype for dtype in ("float32", "bfloat16") if dtype != own)]
+    sources = dtypes if STUDIES[study].get("comparison") else dtypes[:1]
+    return [f"results/{study}/sensitivity/measured-{dtype}.csv" for dtype in sources]
 
 
 def adapted_files(filename, by_policy):
@@ -43,9 +56,9 @@ def adapted_files(filename, by_policy):
     ]
 
 
-def original_arguments(wildcards, input):
-    """The evaluations before adaptation, as arguments of `figure adaptation` and `table adaptation`."""
-    return [part for path in input.original for part in ("--original", path)]
+def repeated(option, name):
+    """Params function: an option again before each file of the input ``name``."""
+    return lambda wildcards, input: [part for path in input[name] for part in (option, path)]
 
 
 def study_title(wildcards):
