@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages import made
 from kvstages.files import read_json
 from kvstages.names import policy_budget
 from kvstages.quantizer import BITS
@@ -34,6 +35,7 @@ def read_columns(path: Path, numbers: Iterable[str], texts: Iterable[str] = ()) 
     """Columns of a CSV table, numbers read back exactly; ValueError names the file and the column that is wrong."""
     import pandas as pd
 
+    made.note(path)
     numbers, texts = list(numbers), list(texts)
     try:
         table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))

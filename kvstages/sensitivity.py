@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from kvstages import made
 from kvstages.sweep_table import PRECISION_ORDER, SETTING, SWEEP_COLUMNS
 
 SENSITIVITY_COLUMNS = ["layer", "head", "precision", "mean_kl", "standard_error", "blocks", *SETTING]
@@ -15,6 +16,7 @@ SENSITIVITY_COLUMNS = ["layer", "head", "precision", "mean_kl", "standard_error"
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
+    made.note(path)
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

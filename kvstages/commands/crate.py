@@ -1,0 +1,3 @@
+import click
+@click.command("crate")
+def command(): pass
