@@ -117,7 +117,7 @@ def check_all(paths: Iterable[Path]) -> None:
             continue
         checked = check(path)
         if checked is None:
-            raise ValueError(f"{path}: no stage of this working directory made it ({found[1]}): delete it and run again")
+            raise ValueError(f"{path}: no stage made it here (no {found[1]}): delete it and run again")
         now[found[0]] = checked[0]
         records.append((path, checked[1]))
     for path, record in records:

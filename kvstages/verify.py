@@ -1,8 +1,8 @@
 """Is a study's folder still what its manifest says? Every file is read again; nothing is believed.
 
 What is compared: manifest.json with the sha256 that it gives itself, SHA256SUMS with the one in the manifest, and each
-input and output with its own; and the folder must hold nothing else. Where the manifest is damaged, the results are still
-compared with SHA256SUMS.
+input and output with its own; and the folder must hold nothing else. Where the manifest is damaged, the results are
+still compared with SHA256SUMS.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstages.manifest import CHECKSUMS, MANIFEST, read_manifest
 from kvstages.made import sha256
+from kvstages.manifest import CHECKSUMS, MANIFEST, read_manifest
 
 
 def verify(folder: Path) -> tuple[list[str], int]:

@@ -234,6 +234,12 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
     assert record["configuration"]["study"]["budgets"] == [1e-6, 0.5]
     assert record["environment"]["devices"] == ["cpu"]
     assert record["environment"]["packages"]["torch"]
+    rules = {path: output["rule"] for path, output in record["outputs"].items()}
+    assert rules["results/small/sensitivity.csv"] == "gather_sensitivity"
+    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted"
+    assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
+    assert CORE - {"fetch_artifact"} < set(rules.values())
+    assert record["command"].startswith("snakemake --snakefile ") and record["command"].endswith(" --cores 2")
 
 
 @pytest.mark.parametrize("name", TABLES)

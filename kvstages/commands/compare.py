@@ -1,3 +1,6 @@
 import click
+
+
 @click.command("compare")
-def command(): pass
+def command():
+    pass

@@ -1,3 +1,6 @@
 import click
+
+
 @click.command("crate")
-def command(): pass
+def command():
+    pass
