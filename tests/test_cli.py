@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from models import random_model
 
 from kvstages.checkpoints import save_model
-from kvstages.cli import STAGES, main, out_of_memory
+from kvstages.cli import STAGES, TOOLS, main, out_of_memory
 from kvstages.files import write_tensors
+
+COMMANDS = STAGES | TOOLS
 
 
 def stage(name: str) -> click.Command:
@@ -27,11 +29,11 @@ def stage(name: str) -> click.Command:
 
 def test_help_lists_every_stage_with_what_it_does():
     output = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
-    for name, what in STAGES.items():
+    for name, what in COMMANDS.items():
         assert f" {name} {what}" in output
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_stage_says_what_it_writes_and_how_to_call_it(name):
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
@@ -39,7 +41,7 @@ def test_help_of_a_stage_says_what_it_writes_and_how_to_call_it(name):
     assert f"Example: kvstages {name} " in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
     """Every option of the example is known, and none that is required is missing."""
     text = stage(name).help.split("Example:")[1].replace("\\\n", " ")
@@ -65,8 +67,8 @@ def test_help_starts_without_torch():
     script = (
         "import sys\n"
         "from click.testing import CliRunner\n"
-        "from kvstages.cli import STAGES, main\n"
-        "for words in (['--help'], *([name, '--help'] for name in STAGES)):\n"
+        "from kvstages.cli import STAGES, TOOLS, main\n"
+        "for words in (['--help'], *([name, '--help'] for name in [*STAGES, *TOOLS])):\n"
         "    assert CliRunner().invoke(main, words).exit_code == 0, words\n"
         "print(sorted({'torch', 'pandas', 'matplotlib', 'snakemake'} & set(sys.modules)))\n"
     )
