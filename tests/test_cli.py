@@ -116,7 +116,7 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
         sensitivity,
         allocate,
         ["evaluate", *decoder, *window, *files],
-        *(["adapt", *decoder, *arm, "--arithmetic", arithmetic] for arithmetic in ("float32", "bfloat16")),
+        *(["adapt", *decoder, *arm, "--compute-dtype", dtype] for dtype in ("float32", "bfloat16")),
     ]
     assert imports_of_stages(stages, tmp_path, ["torch", "torch._dynamo", "torch._inductor", "sympy"]) == "torch"
     assert imports_of_stages([windows, sensitivity, allocate], tmp_path, ["torch"]) == ""
