@@ -165,6 +165,7 @@ def _record(
         table.head_dim,
         table.tokens,
         unit=table.unit,
+        ladder=table.ladder,
         sensitivity=table.source,
     )
     return record | {"recipe": recipe.name}

@@ -103,7 +103,7 @@ def test_uniform_policies(folder, precision):
 def test_allocators_go_with_their_own_option(folder, words):
     status, output = allocate(*words)
     assert status == 2
-    assert "--allocator uniform goes with --precision, every other allocator with --budget" in output
+    assert "--allocator uniform goes with --precision, every other allocator with --budget or --bytes-of" in output
     assert not (folder / "p.json").exists()
 
 

@@ -11,12 +11,13 @@ from models import random_model, random_tokens
 from plain_cache import PlainCache
 
 from kvstages.budgets import Budget
-from kvstages.evaluation import evaluate, read_policy, reference_logits
+from kvstages.evaluation import evaluate, reference_logits
 from kvstages.execution import dense_grid, window_logits
 from kvstages.files import write_json
 from kvstages.grid import Grid
 from kvstages.metrics import divergence
-from kvstages.policies import policy_record
+from kvstages.policies import policy_record, read_policy
+from kvstages.quantizer import BITS
 from kvstages.runtime import Setting
 
 MEMORY = 1 << 30
@@ -27,7 +28,9 @@ GRID = Grid(
 
 def policy(grid):
     budget = Budget(0.1, "nats")
-    return policy_record("mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="tensor", sensitivity="made-up")
+    return policy_record(
+        "mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="tensor", ladder=BITS, sensitivity="made-up"
+    )
 
 
 def with_keys(*rows):

@@ -15,12 +15,13 @@ from kvstages.cli import main
 from kvstages.files import read_tensors, write_json, write_table, write_tensors
 from kvstages.grid import Grid
 from kvstages.policies import policy_record
+from kvstages.quantizer import BITS
 from kvstages.sensitivity import SENSITIVITY_COLUMNS
 
 WAYS = ["parallel", "incremental"]
 GRID = Grid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
 BUDGET = Budget(0.1, "nats")
-POLICY = policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", sensitivity="measured-float32")
+POLICY = policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up")
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_windows_of_another_model_are_refused(folder, tokens, message):
 def test_allocators_go_with_their_own_option(folder, words):
     status, output = run(*allocate(*words))
     assert status == 2
-    assert "--allocator uniform goes with --precision, every other allocator with --budget" in output
+    assert "--allocator uniform goes with --precision, every other allocator with --budget or --bytes-of" in output
     assert not (folder / "p.json").exists()
 
 

@@ -62,9 +62,9 @@ def command(
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
     from kvstages.checkpoints import load_model
-    from kvstages.evaluation import read_policy
     from kvstages.files import write_table
     from kvstages.grid import Grid
+    from kvstages.policies import read_policy
     from kvstages.runtime import Setting, prepare
     from kvstages.sweep import sweep_layer
     from kvstages.windows import load_window

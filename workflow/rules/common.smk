@@ -192,6 +192,7 @@ def study_outputs(study):
             for policy in adapted_policies(study)
             for name in ("evaluation.json", "positions.csv")
         ),
+        *comparison_files(study),
     ]
     return [*(f"results/{study}/{name}" for name in files), *figure_files(study), *table_files(study)]
 
