@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages import made
 from kvstages.files import read_json
 from kvstages.names import ALLOCATORS, parse_policy
 from kvstages.quantizer import BITS
@@ -30,25 +31,31 @@ def read_record(path: Path, keys: Iterable[str]) -> dict[str, Any]:
     return record
 
 
-def read_columns(path: Path, numbers: Iterable[str], texts: Iterable[str] = ()) -> pd.DataFrame:
-    """Columns of a CSV table, numbers read back exactly; ValueError names the file and the column that is wrong."""
+def read_columns(
+    path: Path, numbers: Iterable[str], texts: Iterable[str] = (), gaps: Iterable[str] = ()
+) -> pd.DataFrame:
+    """Columns of a CSV table: texts, numbers, and numbers that may be missing in a row (``gaps``).
+
+    Numbers are read back exactly. ValueError names the file and the column that is wrong.
+    """
     import pandas as pd
 
-    numbers, texts = list(numbers), list(texts)
+    made.note(path)
+    numbers, texts, gaps = list(numbers), list(texts), list(gaps)
     try:
         table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a CSV table ({error})") from error
-    for column in [*texts, *numbers]:
+    for column in [*texts, *numbers, *gaps]:
         if column not in table:
             raise ValueError(f"{path}: column {column!r} is missing; found {', '.join(map(str, table.columns))}")
-    for column in numbers:
+    for column in [*numbers, *gaps]:
         values = pd.to_numeric(table[column], errors="coerce")
-        wrong = values.isna()
+        wrong = values.isna() & (table[column].notna() if column in gaps else True)
         if wrong.any():
             raise ValueError(f"{path}: column {column!r} holds {table[column][wrong].iloc[0]!r}, expected a number")
         table[column] = values
-    return table[[*texts, *numbers]]
+    return table[[*texts, *numbers, *gaps]]
 
 
 def policy_order(policy: str) -> tuple[int, str, float]:

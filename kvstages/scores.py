@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvstages import made
 from kvstages.grid import UNITS, Grid, Unit, units
 from kvstages.quantizer import QUANTIZED, bytes_per_token
 
@@ -187,6 +188,7 @@ def read_table(path: Path) -> pd.DataFrame:
     """The columns of a sensitivity table that allocation reads; ValueError names the file and what is wrong with it."""
     import pandas as pd
 
+    made.note(path)
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

@@ -34,6 +34,7 @@ def test_threads_are_set_and_determinism_is_on(device, no_cuda, restored):
         assert prepare(device, threads) == torch.device("cpu")
         assert torch.get_num_threads() == threads
     assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def test_cuda_where_there_is_none_is_an_error(no_cuda):

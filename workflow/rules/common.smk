@@ -175,6 +175,23 @@ def study_inputs(study):
     return [*(artifact(study, name) for name in ARTIFACTS), f"resources/{study}/model.safetensors"]
 
 
+def pinned_arguments(wildcards):
+    """The pinned artifacts of a study, as arguments of `manifest`."""
+    return [part for name in ARTIFACTS for part in ("--artifact", f"{name}={artifact(wildcards.study, name)}")]
+
+
+def made_arguments(wildcards):
+    """Everything else that rules made of a study, each with its rule, as arguments of `manifest`."""
+    pinned = {artifact(wildcards.study, name) for name in ARTIFACTS}
+    files = [path for path in study_inputs(wildcards.study) + study_outputs(wildcards.study) if path not in pinned]
+    return [f"{rule_of(path)}={path}" for path in files]
+
+
+def rule_of(path):
+    """Name of the rule that makes a file."""
+    return next(rule.name for rule in workflow.rules if rule.is_producer(path))
+
+
 def study_outputs(study):
     """Every result of a study but its manifest: the outputs of all stages, not only of the last."""
     policy_files = ["policy.json", "steps.csv", "evaluation.json", "positions.csv"]

@@ -43,9 +43,9 @@ def adapted_files(filename, by_policy):
     ]
 
 
-def original_arguments(wildcards, input):
-    """The evaluations before adaptation, as arguments of `figure adaptation` and `table adaptation`."""
-    return [part for path in input.original for part in ("--original", path)]
+def repeated(option, name):
+    """Params function: an option again before each file of the input ``name``."""
+    return lambda wildcards, input: [part for path in input[name] for part in (option, path)]
 
 
 def study_title(wildcards):
