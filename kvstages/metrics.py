@@ -17,7 +17,6 @@ CHUNK_ELEMENTS = {"cpu": 40_000, "cuda": 1 << 25}
 # A sum of exponentials within these bounds is exact to rounding: no term has overflowed, and those that have
 # underflowed are too small to count.
 SAFE_TOTAL = (1e-150, 1e150)
-RESAMPLES = 10_000
 
 
 def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
@@ -124,71 +123,32 @@ def _log_ratio(total: Tensor, other: Tensor) -> Tensor:
 def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[str, np.ndarray]:
     """Metrics of each position of blocks: logits and reference [B, T, V], token ids [B, T]; arrays [B, T].
 
-    kl; agrees (both argmaxes are the same token); logit_deviation (largest absolute difference); cross_entropy and
-    reference_cross_entropy of token t + 1 at position t, NaN at the last position.
+    kl and reverse_kl, D(p ‖ q) and D(q ‖ p) of the policy's p and the reference's q; agrees (both argmaxes are the same
+    token); logit_deviation (largest absolute difference). Of the true next token, and so NaN at the last position:
+    cross_entropy and reference_cross_entropy, and delta_p, its probability under the policy minus under the reference.
     """
+    following = tokens[:, 1:].to(logits.device).unsqueeze(-1)
 
     def cross_entropy(scores: Tensor) -> Tensor:
         result = torch.full(tokens.shape, math.nan, dtype=torch.float64, device=scores.device)
-        targets = scores[:, :-1].gather(-1, tokens[:, 1:].to(scores.device).unsqueeze(-1)).squeeze(-1)
+        targets = scores[:, :-1].gather(-1, following).squeeze(-1)
         result[:, :-1] = log_normaliser(scores)[:, :-1] - targets.double()
         return result
 
+    own, other = cross_entropy(logits), cross_entropy(reference)
     metrics = {
         "kl": divergence(logits, reference),
+        "reverse_kl": divergence(reference, logits),
         "agrees": logits.argmax(dim=-1) == reference.argmax(dim=-1),
         "logit_deviation": _largest_gap(logits, reference),
-        "cross_entropy": cross_entropy(logits),
-        "reference_cross_entropy": cross_entropy(reference),
+        "cross_entropy": own,
+        "reference_cross_entropy": other,
+        "delta_p": (-own).exp() - (-other).exp(),
     }
     return {name: values.cpu().numpy() for name, values in metrics.items()}
 
 
 def _largest_gap(logits: Tensor, reference: Tensor) -> Tensor:
     """Largest |a − b| of logits a and b [B, T, V] at each position: FP64 [B, T]."""
-    result = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
-    for block, (rows, others) in enumerate(zip(logits, reference, strict=True)):
-        result[block] = (rows.double() - others.double()).abs_().amax(dim=-1)
-    return result
-
-
-def block_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean of values [B, T], resampling whole blocks.
-
-    Positions of one block depend on each other, blocks hardly. Efron and Tibshirani, An Introduction to the Bootstrap.
-    """
-    means = values.mean(axis=1)
-    draws = np.random.default_rng(seed).integers(len(means), size=(RESAMPLES, len(means)))
-    low, high = np.quantile(means[draws].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def summarise(metrics: dict[str, np.ndarray]) -> dict[str, float | int | None]:
-    """The figures of one policy on one window, from its position metrics [B, T]."""
-    kl, agrees = metrics["kl"], metrics["agrees"].astype(bool)
-    disagreeing = ~agrees.all(axis=1)
-    cross_entropy = float(np.nanmean(metrics["cross_entropy"]))
-    kl_low, kl_high = block_interval(kl)
-    agreement_low, agreement_high = block_interval(agrees.astype(float))
-    p50, p95, p99 = (float(value) for value in np.quantile(kl, [0.5, 0.95, 0.99]))
-    return {
-        "sequences": kl.shape[0],
-        "positions": kl.size,
-        "targets": int(np.isfinite(metrics["cross_entropy"]).sum()),
-        "mean_kl": float(kl.mean()),
-        "mean_kl_low": kl_low,
-        "mean_kl_high": kl_high,
-        "p50_kl": p50,
-        "p95_kl": p95,
-        "p99_kl": p99,
-        "max_kl": float(kl.max()),
-        "agreement": float(agrees.mean()),
-        "agreement_low": agreement_low,
-        "agreement_high": agreement_high,
-        "cross_entropy": cross_entropy,
-        "perplexity": math.exp(cross_entropy),
-        "reference_cross_entropy": float(np.nanmean(metrics["reference_cross_entropy"])),
-        "max_logit_deviation": float(metrics["logit_deviation"].max()),
-        "first_disagreement_mean": float((~agrees[disagreeing]).argmax(axis=1).mean()) if disagreeing.any() else None,
-        "sequences_with_disagreement": int(disagreeing.sum()),
-    }
+    gaps = [(own.double() - other.double()).abs_().amax(dim=-1) for own, other in zip(logits, reference, strict=True)]
+    return torch.stack(gaps)

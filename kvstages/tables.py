@@ -82,10 +82,10 @@ def results(
         ],
         table,
     )
-    notes = [_measured(records), INTERVAL_NOTE, PROXY_NOTE, *_storage_notes(records)]
+    notes = [measured_note(records), INTERVAL_NOTE, PROXY_NOTE, *_storage_notes(records)]
     sections = [storage, *_held_out_sections([Column("policy", "policy", str)], table)]
     return table, page(
-        _title(study, "results of every policy"), sections, notes + [PUBLISHED_NOTE] * (published is not None)
+        page_title(study, "results of every policy"), sections, notes + [PUBLISHED_NOTE] * (published is not None)
     )
 
 
@@ -135,13 +135,13 @@ def adaptation(
         "Arm noise trains with cache noise; arm control does the same steps without it. No noise in evaluation.",
         "Mean and standard deviation: of the sample of seeds. An arm with a single seed has neither; without noise "
         "nothing is random, so one run says all.",
-        _measured(before + [record for _, _, record in after]),
+        measured_note(before + [record for _, _, record in after]),
         INTERVAL_NOTE,
         *_storage_notes(before),
     ]
     mean = ("seed", "mean")
     sections = [Section("Divergence and agreement", columns, table, mean), *_held_out_sections(names, table, mean)]
-    return table, page(_title(study, "adaptation"), sections, notes + [PUBLISHED_NOTE] * (published is not None))
+    return table, page(page_title(study, "adaptation"), sections, notes + [PUBLISHED_NOTE] * (published is not None))
 
 
 def sensitivity_summary(
@@ -209,11 +209,11 @@ def sensitivity_summary(
             "What the scores say: trend over layers, INT4 against INT8, sum against the joint policy", structure, table
         ),
     ]
-    title = _title(study, "sensitivity summary")
+    title = page_title(study, "sensitivity summary")
     return table, page(title, sections, notes + [PUBLISHED_NOTE] * (published is not None))
 
 
-def _title(study: str | None, table: str) -> str:
+def page_title(study: str | None, table: str) -> str:
     return f"{table[0].upper()}{table[1:]}" if study is None else f"{study}: {table}"
 
 
@@ -293,7 +293,7 @@ def _settings(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _measured(records: Sequence[dict[str, Any]]) -> str:
+def measured_note(records: Sequence[dict[str, Any]]) -> str:
     windows = dict.fromkeys(
         f"window {r['window']}, {r['sequences']:,} blocks of {r['tokens_per_cache']} tokens, "
         f"{r['positions']:,} positions ({r['targets']:,} targets of the cross entropy)"
