@@ -19,6 +19,7 @@ CHUNK_ELEMENTS = {"cpu": 40_000, "cuda": 1 << 25}
 SAFE_TOTAL = (1e-150, 1e150)
 
 
+@torch.no_grad()
 def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
     """Σ exp of logits [..., V] in FP64: [...]. It may overflow or underflow, unless ``lowered`` (see ``_lower``)."""
     flat = logits.reshape(-1, logits.shape[-1])
@@ -31,6 +32,7 @@ def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
     return total.view(logits.shape[:-1])
 
 
+@torch.no_grad()
 def log_normaliser(logits: Tensor) -> Tensor:
     """log Σ exp of logits [..., V], whatever their size, in FP64: [...]."""
     total = exponential_sum(logits)
@@ -42,6 +44,7 @@ def log_normaliser(logits: Tensor) -> Tensor:
     return result
 
 
+@torch.no_grad()
 def divergence(logits: Tensor, reference: Tensor, reference_total: Tensor | None = None) -> Tensor:
     """D(p ‖ q) in nats for each position, FP64 [...], p the softmax of logits [..., V] and q of the reference.
 
@@ -149,6 +152,10 @@ def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[
 
 
 def _largest_gap(logits: Tensor, reference: Tensor) -> Tensor:
-    """Largest |a − b| of logits a and b [B, T, V] at each position: FP64 [B, T]."""
-    gaps = [(own.double() - other.double()).abs_().amax(dim=-1) for own, other in zip(logits, reference, strict=True)]
-    return torch.stack(gaps)
+    """Largest |a − b| of logits a and b [..., V] at each position: FP64 [...]."""
+    flat = [logits.reshape(-1, logits.shape[-1]), reference.reshape(-1, logits.shape[-1])]
+    result = torch.empty(len(flat[0]), dtype=torch.float64, device=logits.device)
+    for (rows, others), (own, other), (largest,) in _chunks(flat, 2, [result]):
+        rows.copy_(own).sub_(others.copy_(other))
+        torch.amax(rows.abs_(), dim=-1, out=largest)
+    return result.view(logits.shape[:-1])

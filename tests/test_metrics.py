@@ -39,6 +39,12 @@ def test_equal_logits_diverge_by_exactly_nothing(dtype):
     assert torch.equal(divergence(logits, logits.clone()), torch.zeros(7, 11, dtype=torch.float64))
 
 
+def test_logits_that_a_gradient_flows_to_are_measured_too():
+    logits = torch.randn(2, 9, requires_grad=True)
+    for measured in (divergence(logits, torch.zeros(2, 9)), log_normaliser(logits), exponential_sum(logits)):
+        assert not measured.requires_grad and measured.shape == (2,)
+
+
 def exact_divergence(logits, reference):
     """D(p ‖ q) of each row with 50 digits, as floats: the logits are taken as the exact numbers that they are."""
     result = []
