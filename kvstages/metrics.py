@@ -33,18 +33,6 @@ def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
 
 
 @torch.no_grad()
-def log_normaliser(logits: Tensor) -> Tensor:
-    """log Σ exp of logits [..., V], whatever their size, in FP64: [...]."""
-    total = exponential_sum(logits)
-    result = total.log()
-    unsafe = _unsafe(total)
-    if unsafe.any():
-        rows = logits[unsafe]
-        result[unsafe] = exponential_sum(rows, lowered=True).log_() + rows.amax(dim=-1).double()
-    return result
-
-
-@torch.no_grad()
 def divergence(logits: Tensor, reference: Tensor, reference_total: Tensor | None = None) -> Tensor:
     """D(p ‖ q) in nats for each position, FP64 [...], p the softmax of logits [..., V] and q of the reference.
 
@@ -135,7 +123,8 @@ def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[
     def cross_entropy(scores: Tensor) -> Tensor:
         result = torch.full(tokens.shape, math.nan, dtype=torch.float64, device=scores.device)
         targets = scores[:, :-1].gather(-1, following).squeeze(-1)
-        result[:, :-1] = log_normaliser(scores)[:, :-1] - targets.double()
+        below = scores[:, :-1].amax(dim=-1).double() - targets.double()
+        result[:, :-1] = exponential_sum(scores[:, :-1], lowered=True).log_() + below
         return result
 
     own, other = cross_entropy(logits), cross_entropy(reference)

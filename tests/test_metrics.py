@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.metrics import divergence, exponential_sum, log_normaliser, position_metrics
+from kvstages.metrics import divergence, exponential_sum, position_metrics
 
 
 @settings(deadline=None)
@@ -41,7 +41,7 @@ def test_equal_logits_diverge_by_exactly_nothing(dtype):
 
 def test_logits_that_a_gradient_flows_to_are_measured_too():
     logits = torch.randn(2, 9, requires_grad=True)
-    for measured in (divergence(logits, torch.zeros(2, 9)), log_normaliser(logits), exponential_sum(logits)):
+    for measured in (divergence(logits, torch.zeros(2, 9)), exponential_sum(logits)):
         assert not measured.requires_grad and measured.shape == (2,)
 
 
@@ -91,8 +91,11 @@ def test_no_logits_are_too_large(dtype):
     assert torch.isfinite(measured).all()
     assert np.allclose(measured, exact_divergence(logits, reference), rtol=1e-14, atol=1e-15)
     assert torch.equal(divergence(logits, logits.clone()), torch.zeros(len(rows), dtype=torch.float64))
-    expected = torch.logsumexp(logits.double(), -1)
-    assert torch.allclose(log_normaliser(logits), expected, rtol=1e-15, atol=1e-15)
+    tokens = torch.zeros(1, len(rows), dtype=torch.long)
+    measured = position_metrics(logits[None], reference[None], tokens)
+    expected = torch.log_softmax(logits.double(), -1)[:-1, 0]
+    assert np.allclose(measured["cross_entropy"][0, :-1], -expected, rtol=1e-15, atol=1e-15)
+    assert all(np.isfinite(values[:, :-1]).all() for values in measured.values())
 
 
 def test_the_largest_doubles_give_a_number_too():
@@ -120,14 +123,22 @@ def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        whole = divergence(logits, reference), log_normaliser(logits), exponential_sum(logits)
+        whole = divergence(logits, reference), exponential_sum(logits)
         monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": chunk})
-        parts = divergence(logits, reference), log_normaliser(logits), exponential_sum(logits)
+        parts = divergence(logits, reference), exponential_sum(logits)
         given = divergence(logits, reference, exponential_sum(reference))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
     assert torch.equal(given, whole[0])
+
+
+def test_a_sure_prediction_costs_nothing_and_never_less():
+    logits = torch.zeros(1, 200, 4)
+    logits[0, :, 1] = torch.linspace(20, 90, 200)
+    measured = position_metrics(logits, logits, torch.ones(1, 200, dtype=torch.long))
+    entropy = measured["cross_entropy"][0, :-1]
+    assert (entropy >= 0).all() and entropy[0] == pytest.approx(3 * math.exp(-20)) and entropy[-1] == 0
 
 
 def test_position_metrics_by_hand():
