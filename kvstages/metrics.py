@@ -111,6 +111,18 @@ def _log_ratio(total: Tensor, other: Tensor) -> Tensor:
     return torch.where(near, ((total - other) / other).log1p_(), total.log() - other.log())
 
 
+@torch.no_grad()
+def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross entropy in nats of token t + 1 at position t: logits [B, T, V], token ids [B, T]; FP64 [B, T − 1].
+
+    From the largest logit: exact where the prediction is sure, and never below 0.
+    """
+    logits = logits[:, :-1]
+    targets = logits.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+    below = logits.amax(dim=-1).double() - targets.double()
+    return exponential_sum(logits, lowered=True).log_() + below
+
+
 def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[str, np.ndarray]:
     """Metrics of each position of blocks: logits and reference [B, T, V], token ids [B, T]; arrays [B, T].
 
@@ -118,16 +130,10 @@ def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[
     token); logit_deviation (largest absolute difference). Of the true next token, and so NaN at the last position:
     cross_entropy and reference_cross_entropy, and delta_p, its probability under the policy minus under the reference.
     """
-    following = tokens[:, 1:].to(logits.device).unsqueeze(-1)
-
-    def cross_entropy(scores: Tensor) -> Tensor:
-        result = torch.full(tokens.shape, math.nan, dtype=torch.float64, device=scores.device)
-        targets = scores[:, :-1].gather(-1, following).squeeze(-1)
-        below = scores[:, :-1].amax(dim=-1).double() - targets.double()
-        result[:, :-1] = exponential_sum(scores[:, :-1], lowered=True).log_() + below
-        return result
-
-    own, other = cross_entropy(logits), cross_entropy(reference)
+    own, other = (
+        torch.nn.functional.pad(cross_entropy(scores, tokens.to(scores.device)), (0, 1), value=math.nan)
+        for scores in (logits, reference)
+    )
     metrics = {
         "kl": divergence(logits, reference),
         "reverse_kl": divergence(reference, logits),

@@ -1,7 +1,7 @@
 """A study's result files, made of the published figures in the project's formats; what was not published is made up.
 
-Made up, with a fixed seed: positions.csv, intervals and errors, KL in reverse, Δp, percentiles that were not published,
-the control arm, and the curves of the later seeds.
+Made up, with a fixed seed where random: the floors, positions.csv, intervals and errors, KL in reverse, Δp, the
+percentiles that were not published, the control arm, and the curves of the later seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from kvstages.files import write_json, write_table
-from kvstages.names import policy_budget
+from kvstages.names import split_policy
 from kvstages.published import (
     SHIPPED,
     published_adaptation,
@@ -24,26 +24,31 @@ from kvstages.published import (
 from kvstages.summary import summarise
 
 PUBLISHED = SHIPPED / "gpt2-nano"
-MEASURED = {"execution": "incremental", "arithmetic": "bfloat16", "dense_storage": "bfloat16"}
+MEASURED = {"execution": "incremental", "compute_dtype": "bfloat16"}
+SENSITIVITY = Path("sensitivity", "measured-bfloat16.csv")
 BLOCKS, POSITIONS = 32, 64
+# 38 of the published INT8 scores and 11 of the INT4 scores lie below.
+FLOOR = 6e-5
 BYTES_PER_HEAD = {"bf16": 64 * 256, "int8": 64 * 132, "int4": 64 * 68}
 
 
 def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[str, ...] | None = None) -> Path:
-    """Write sensitivity.csv, policies/ and adaptation/ of the first layers and heads; returns ``folder``."""
+    """Write sensitivity/, policies/ and adaptation/ of the first layers and heads; returns ``folder``."""
     scores = {
         precision: np.array(grid)[:layers, :heads] for precision, grid in published_sensitivities(PUBLISHED).items()
     }
     rows = [
-        {"layer": layer, "head": head, "precision": precision, "mean_kl": float(scores[precision][layer, head]),
-         "standard_error": 1e-6, "blocks": 8, **MEASURED}
+        {"layer": layer, "head": head, "part": "kv", "precision": precision,
+         "mean_kl": float(scores[precision][layer, head]), "standard_error": 1e-6, "blocks": 8, "floor_kl": FLOOR,
+         "bf16_step_kl": 2 * FLOOR, "below_floor": int(scores[precision][layer, head] < FLOOR),
+         "reconstruction_error": 1e-5, "source": SENSITIVITY.stem, **MEASURED}
         for layer in range(layers) for head in range(heads) for precision in ("int8", "int4")
     ]  # fmt: skip
-    write_table(folder / "sensitivity.csv", pd.DataFrame(rows))
+    write_table(folder / SENSITIVITY, pd.DataFrame(rows))
     validation = published_validation(PUBLISHED)
     policies = published_policies(PUBLISHED)
     for number, (policy, metrics) in enumerate(validation.items()):
-        if budgets is None or policy_budget(policy) is None or policy.removeprefix("greedy-") in budgets:
+        if budgets is None or split_policy(policy)[1] in (None, *budgets):
             _write_policy(folder / "policies" / policy, policy, policies[policy], metrics, scores, number)
     adaptation = published_adaptation(PUBLISHED)
     for seed, adapted in adaptation.items():
@@ -67,7 +72,7 @@ def figure_arguments(name: str, study: Path) -> list[str]:
     greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
     originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
-        "sensitivity": ["--sensitivity", str(study / "sensitivity.csv")],
+        "sensitivity": ["--sensitivity", str(study / SENSITIVITY)],
         "allocation": greedy,
         "greedy-path": greedy,
         "storage-kl": every,
@@ -93,23 +98,27 @@ def table_arguments(name: str, study: Path) -> list[str]:
         ],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
-            "--sensitivity", str(study / "sensitivity.csv"),
+            "--sensitivity", str(study / SENSITIVITY),
         ],
     }[name]  # fmt: skip
 
 
 def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:
     layers, heads = scores["int8"].shape
-    precisions = [layer[:heads] for layer in published["precisions"][:layers]]
+    precisions = [list(layer[:heads]) for layer in published["precisions"].keys[:layers]]
     counts = {name: sum(layer.count(name) for layer in precisions) for name in ("bf16", "int8", "int4")}
     total = sum(BYTES_PER_HEAD[name] * count for name, count in counts.items())
     full = BYTES_PER_HEAD["bf16"] * layers * heads
-    budget = policy_budget(policy)
+    allocator, text = split_policy(policy)
+    budget = None if text is None else float(text)
     steps = _greedy_steps(scores, budget) if budget is not None else _greedy_steps(scores, -1.0)
     write_table(place / "steps.csv", steps)
     write_json(place / "policy.json", {
-        "policy": policy, "allocator": "uniform" if budget is None else "greedy", "budget": budget,
-        "precisions": precisions, "heads": counts, "proxy": published["proxy"], "proxy_steps": len(steps),
+        "policy": policy, "allocator": allocator, "sensitivity": "published", "unit": "head",
+        "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
+        "precisions": {"keys": precisions, "values": precisions},
+        "tensors": {"int3": 0, "int2": 0, **{name: 2 * count for name, count in counts.items()}},
+        "proxy": published["proxy"], "proxy_steps": len(steps),
         "average_payload_bits": published["average_payload_bits"], "tokens": 64,
         "bytes": {"payload": total, "scale": 0, "total": total, "bf16": full}, "compression": full / total,
     })  # fmt: skip
@@ -175,6 +184,6 @@ def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:
         )
         saved = BYTES_PER_HEAD[old] - BYTES_PER_HEAD[new]
         state[cell], proxy, total = new, proxy + added, total - saved
-        steps.append((len(steps) + 1, *cell, old, new, float(added), saved, proxy, total))
-    columns = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
+        steps.append((len(steps) + 1, *cell, "kv", old, new, float(added), saved, proxy, total))
+    columns = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
     return pd.DataFrame(steps, columns=columns)

@@ -22,15 +22,15 @@ def command() -> None:
     The same inputs give the same bytes. One policy is one folder: where a figure asks for a policy's record, it also
     reads the table that lies beside it.
 
-    Example: kvstages figure sensitivity --sensitivity sensitivity.csv --output figures/sensitivity.svg
+    Example: kvstages figure sensitivity --sensitivity sensitivity/measured-float32.csv --output figures/sensitivity.svg
     """
 
 
 @command.command("sensitivity")
-@click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
+@click.option("--sensitivity", type=FILE, required=True, help="A gathered sensitivity table.")
 @output_option
 def sensitivity_command(sensitivity: Path, output: Path) -> None:
-    """Heat maps of the single-head scores. Layer by head, one map for each precision of the table."""
+    """Heat maps of the single-head scores. Layer by head, one map a precision; scores below their floor marked."""
     from kvstages.figures.sensitivity import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -41,7 +41,7 @@ def sensitivity_command(sensitivity: Path, output: Path) -> None:
 @click.argument("policies", metavar="POLICY.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def allocation_command(policies: tuple[Path, ...], output: Path) -> None:
-    """Map of the precision of each head. One map for each policy given; those that coincide share one."""
+    """Map of the precisions of each head. One map for each policy given; those that coincide share one."""
     from kvstages.figures.allocation import draw, numbers
     from kvstages.figures.style import write_figure
 

@@ -43,7 +43,7 @@ def command() -> None:
 @output_option
 def results_command(evaluations: tuple[Path, ...], published: str | None, title: str | None, output: Path) -> None:
     """Every metric of every policy. One row for each policy given; reads the policy.json beside each."""
-    from kvstages.tables import results
+    from kvstages.tables.results import results
 
     _write(output, *results(evaluations, _folder(published), title))
 
@@ -54,7 +54,7 @@ def results_command(evaluations: tuple[Path, ...], published: str | None, title:
 @output_option
 def divergence_command(evaluations: tuple[Path, ...], title: str | None, output: Path) -> None:
     """How far each policy is from the reference. KL both ways, perplexity, Δp and agreement, with errors and spread."""
-    from kvstages.divergence_table import divergence_table
+    from kvstages.tables.divergence import divergence_table
 
     _write(output, *divergence_table(evaluations, title))
 
@@ -69,22 +69,24 @@ def adaptation_command(
     adapted: tuple[Path, ...], original: tuple[Path, ...], published: str | None, title: str | None, output: Path
 ) -> None:
     """KL and agreement by arm and seed. The folder of each evaluation tells its arm and seed."""
-    from kvstages.tables import adaptation
+    from kvstages.tables.adaptation import adaptation
 
     _write(output, *adaptation(original, adapted, _folder(published), title))
 
 
 @command.command("sensitivity-summary")
 @click.argument("evaluations", metavar="UNIFORM/evaluation.json...", type=FILE, nargs=-1, required=True)
-@click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
+@click.option(
+    "--sensitivity", type=FILE, multiple=True, required=True, help="A gathered sensitivity table. Repeat for sources."
+)
 @published_option
 @title_option
 @output_option
 def sensitivity_summary_command(
-    evaluations: tuple[Path, ...], sensitivity: Path, published: str | None, title: str | None, output: Path
+    evaluations: tuple[Path, ...], sensitivity: tuple[Path, ...], published: str | None, title: str | None, output: Path
 ) -> None:
-    """The scores in numbers. Spread, trend over layers, and sum against the KL of the uniform policies."""
-    from kvstages.tables import sensitivity_summary
+    """The scores in numbers. Spread, floor, trend over layers, and sum against the KL of the uniform policies."""
+    from kvstages.tables.sensitivity_summary import sensitivity_summary
 
     _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published), title))
 

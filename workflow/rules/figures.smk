@@ -1,6 +1,6 @@
 """Figures and tables of a study, each from the files that it shows; the CSV beside each holds the plotted numbers.
 
-Needs: results/{study}/sensitivity.csv, results/{study}/policies/{policy}/..., results/{study}/adaptation/...
+Needs: results/{study}/sensitivity/{source}.csv, results/{study}/policies/{policy}/..., results/{study}/adaptation/...
 Makes: results/{study}/figures/{figure}.svg, .png and .csv; results/{study}/tables/{table}.html and .csv.
 """
 
@@ -10,7 +10,7 @@ include: "report_targets.smk"
 
 rule draw_sensitivity:
     input:
-        sensitivity="results/{study}/sensitivity.csv",
+        sensitivity=source_file,
     output:
         svg=report(
             "results/{study}/figures/sensitivity.svg",
@@ -33,7 +33,7 @@ rule draw_sensitivity:
 
 rule draw_allocation:
     input:
-        policies=policy_files(greedy_policies, "policy.json"),
+        policies=policy_files(allocated_policies, "policy.json"),
     output:
         svg=report(
             "results/{study}/figures/allocation.svg",
@@ -189,7 +189,7 @@ rule draw_adaptation:
     log:
         "logs/draw_adaptation/{study}.log",
     params:
-        original=original_arguments,
+        original=repeated("--original", "original"),
         code=code("figure"),
     message:
         "{wildcards.study}: draw the figure adaptation"
@@ -248,7 +248,7 @@ rule make_divergence_table:
 rule make_sensitivity_summary_table:
     input:
         evaluations=policy_files(uniform_policies, "evaluation.json"),
-        sensitivity="results/{study}/sensitivity.csv",
+        sensitivity=sensitivity_files,
     output:
         html=report(
             "results/{study}/tables/sensitivity-summary.html",
@@ -261,13 +261,14 @@ rule make_sensitivity_summary_table:
     log:
         "logs/make_sensitivity_summary_table/{study}.log",
     params:
+        sensitivity=repeated("--sensitivity", "sensitivity"),
         published=published_arguments,
         title=study_title,
         code=code("table"),
     message:
         "{wildcards.study}: make the table sensitivity-summary"
     shell:
-        "python -m kvstages table sensitivity-summary {input.evaluations} --sensitivity {input.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
+        "python -m kvstages table sensitivity-summary {input.evaluations} {params.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_adaptation_table:
@@ -286,7 +287,7 @@ rule make_adaptation_table:
     log:
         "logs/make_adaptation_table/{study}.log",
     params:
-        original=original_arguments,
+        original=repeated("--original", "original"),
         published=published_arguments,
         title=study_title,
         code=code("table"),

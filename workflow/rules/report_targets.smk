@@ -31,7 +31,7 @@ def policy_files(chosen, filename):
 
 def uniform_policies(study):
     """The quantized uniform policies."""
-    return [policy for policy in policies(study) if policy != "bf16" and policy not in greedy_policies(study)]
+    return STUDIES[study]["precisions"]
 
 
 def adapted_files(filename, by_policy):
@@ -43,9 +43,9 @@ def adapted_files(filename, by_policy):
     ]
 
 
-def original_arguments(wildcards, input):
-    """The evaluations before adaptation, as arguments of `figure adaptation` and `table adaptation`."""
-    return [part for path in input.original for part in ("--original", path)]
+def repeated(option, name):
+    """Params function: an option again before each file of the input ``name``."""
+    return lambda wildcards, input: [part for path in input[name] for part in (option, path)]
 
 
 def study_title(wildcards):

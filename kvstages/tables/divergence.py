@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvstages.html_page import Column, Section, count, decimal, divergence, page, percent
 from kvstages.records import policy_order, read_record
 from kvstages.summary import PERCENTILES, SPREAD
-from kvstages.tables import MEASURED, WINDOW, measured_note, page_title
+from kvstages.tables.common import MEASURED, WINDOW, measured, title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,8 +49,10 @@ def divergence_table(evaluations: Sequence[Path], study: str | None = None) -> t
         *_spread("delta_p"),
     ]
     sections = [
-        Section(f"{title} (nats)", [policy, *_with_error("mean", f"mean_{name}", divergence), *_spread(name)], table)
-        for title, name in (("D(p ‖ q), policy from reference", "kl"), ("D(q ‖ p), the reverse", "reverse_kl"))
+        Section(
+            f"{direction} (nats)", [policy, *_with_error("mean", f"mean_{name}", divergence), *_spread(name)], table
+        )
+        for direction, name in (("D(p ‖ q), policy from reference", "kl"), ("D(q ‖ p), the reverse", "reverse_kl"))
     ]
     sections += [
         Section("Perplexity", [policy, *perplexity], table),
@@ -61,7 +63,7 @@ def divergence_table(evaluations: Sequence[Path], study: str | None = None) -> t
             table,
         ),
     ]
-    return table, page(page_title(study, "divergence in full"), sections, [measured_note(records), *NOTES])
+    return table, page(title(study, "divergence in full"), sections, [measured(records), *NOTES])
 
 
 def _names() -> list[str]:
