@@ -6,7 +6,7 @@ Makes: nothing; functions only.
 
 FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"]
 ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
-TABLES = ["results", "sensitivity-summary"]
+TABLES = ["results", "divergence", "sensitivity-summary"]
 ADAPTATION_TABLES = ["adaptation"]
 
 
