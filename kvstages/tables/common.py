@@ -39,7 +39,7 @@ PUBLISHED_NOTE = (
 )
 
 
-def title(study: str | None, table: str) -> str:
+def page_title(study: str | None, table: str) -> str:
     """Title of a page: the study's, if known, and the table's."""
     return f"{table[0].upper()}{table[1:]}" if study is None else f"{study}: {table}"
 
@@ -78,7 +78,7 @@ def settings(records: Sequence[Mapping[str, Any]]) -> str:
     return "{execution} execution, computed in {compute_dtype}".format(**said)
 
 
-def measured(records: Sequence[Mapping[str, Any]]) -> str:
+def measured_note(records: Sequence[Mapping[str, Any]]) -> str:
     """How and on what the records of evaluations were measured."""
     windows = dict.fromkeys(
         f"window {r['window']}, {r['sequences']:,} blocks of {r['tokens_per_cache']} tokens, "
@@ -92,3 +92,10 @@ def storage_notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """What bytes mean, for the caches that the records of evaluations count."""
     tokens = " / ".join(dict.fromkeys(str(record["tokens_per_cache"]) for record in records))
     return [note.format(tokens=tokens) for note in STORAGE_NOTES]
+
+
+def joint_note(policies: pd.DataFrame, blocks: int) -> str:
+    """How and on what the policies of a joint.csv were measured."""
+    records = policies.to_dict("records")
+    windows = " / ".join(dict.fromkeys(f"{r['window']}, {r['tokens_per_cache']} tokens" for r in records))
+    return f"Measured jointly with {settings(records)}, teacher-forced; {blocks:,} blocks of the window {windows} each."

@@ -1,0 +1,80 @@
+"""What every recipe of allocation gets out of the same bytes, against the published one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstages.comparison import equal_bytes
+from kvstages.html_page import Column, Section, count, decimal, divergence, factor, page, percent
+from kvstages.joint import PUBLISHED, RANDOM, read_joint
+from kvstages.tables.common import PROXY_NOTE, joint_note, page_title, storage_notes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTES = [
+    "In brackets: 95 % interval, bootstrap over blocks. Less KL and the change of agreement are paired: both policies "
+    "are measured on the same blocks, and what is resampled is their difference. Where the interval holds 0, the data "
+    "do not tell the two apart.",
+    "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the published "
+    "recipe at the same budget; below 0 is more KL.",
+    "Equal bytes: each budget is the KL budget of the published recipe in nats of the proxy, and every other recipe "
+    "takes the bytes of its policy, or less by no more than one unit's granularity.",
+    "Random policies are drawn uniformly from all of those bytes. Random ones that are better: share of them with "
+    "less joint KL than the recipe. The row random is the mean over them, its interval that of this mean over blocks.",
+]
+
+
+def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+    """One row for each budget and recipe of the comparisons' joint.csv; see ``comparison.equal_bytes``."""
+    table = equal_bytes(comparisons)
+    columns = [
+        Column("recipe", "recipe", str),
+        Column("bytes", "bytes", count),
+        Column("compression", "compression", factor),
+        Column("proxy (nats)", "proxy", divergence),
+        Column("joint KL (nats)", "mean_kl", divergence, interval=True),
+        Column("less KL than published", "kl_reduction", share, interval=True),
+        Column("agreement", "agreement", percent, interval=True),
+        Column("change of agreement (points)", "agreement_difference", points, interval=True),
+        Column("random ones that are better", "random_better", percent),
+    ]
+    random = [
+        Column("budget", "budget", str),
+        Column("policies", "policies", count),
+        Column("lowest joint KL", "lowest_kl", divergence),
+        *(Column(name, f"{name}_kl", divergence) for name in ("p5", "p50", "p95")),
+        Column("highest", "highest_kl", divergence),
+    ]
+    sections = [
+        Section(f"Budget {budget} of the published recipe", columns, own, ("recipe", PUBLISHED))
+        for budget, own in table.groupby("budget", sort=False)
+    ]
+    drawn = table[table["recipe"] == RANDOM]
+    if len(drawn):
+        sections.append(Section("Joint KL of the random policies (nats)", random, drawn))
+    policies = read_joint(comparisons[0]).policies
+    described = [
+        f"{row.recipe}: {row.allocator}, scores {row.sensitivity}, unit {row.unit}, {row.precisions}"
+        for row in table.drop_duplicates("recipe").itertuples()
+    ]
+    notes = [
+        joint_note(policies, int(table["blocks"].iloc[0])),
+        f"Recipes: {'; '.join(described)}.",
+        *NOTES,
+        PROXY_NOTE,
+        *storage_notes(policies.to_dict("records")),
+    ]
+    return table, page(page_title(study, "recipes at equal bytes"), sections, notes)
+
+
+def share(value: float) -> str:
+    """A share as per cent with one decimal, and a real minus."""
+    return f"{decimal(1)(100 * value)} %"
+
+
+def points(value: float) -> str:
+    """A difference of shares, in percentage points."""
+    return decimal(2)(100 * value)
