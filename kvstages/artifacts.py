@@ -102,7 +102,9 @@ def download(repository: str, revision: str, path: str, folder: Path) -> Path:
     seconds. HF_ENDPOINT names another hub.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # it tells of each new attempt in several lines; the last error says it all
     endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     with hub_errors(endpoint, repository, revision, path):
         url = hf_hub_url(repository, path, revision=revision, endpoint=endpoint)

@@ -33,7 +33,7 @@ from kvstages.rounding import STORAGE, Rounding, storage_rounding
 
 # Interventions that quantize nothing and measure the floor: each value moved to a neighbouring one, of the dtype that
 # the model computes in, or of BF16. Stored dense, as "bf16" is.
-NULLS = ("null", "bf16-step")
+NULLS = ("compute-step", "bf16-step")
 DENSE = ("bf16", *NULLS)
 
 
@@ -84,7 +84,9 @@ class ReadBack:
         """Keys and values with those of a null intervention moved to their neighbours."""
         for name in self.nulls:
             values = both.index_select(1, self.rows[name])
-            both = both.index_copy(1, self.rows[name], neighbour(values, both.dtype if name == "null" else STORAGE))
+            both = both.index_copy(
+                1, self.rows[name], neighbour(values, both.dtype if name == "compute-step" else STORAGE)
+            )
         return both
 
 

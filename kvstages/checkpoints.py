@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvstages import made
 from kvstages.files import read_tensors, write_tensors
 from kvstages.gpt import GPT
 from kvstages.model_config import GPTConfig, check_config
@@ -56,6 +57,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
 def load_pickle(path: Path) -> Any:
     """What a PyTorch file holds, read with ``weights_only=True`` and nothing else; ValueError on any other file."""
+    made.note(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, before the refusal that says it better

@@ -1,76 +1,178 @@
-"""Recipes at equal bytes: the joint KL of each with its interval, its difference from the published recipe paired over
-the same blocks, and its place among random policies of the same bytes.
+"""Sets of policies to be measured together: recipes at equal bytes, and frontiers from all BF16 to all-lowest.
+
+A recipe is an allocator on a score table (its source, unit and ladder). A set knows only the proxy and the bytes of its
+policies; their joint KL is for a later stage to measure, all in one way.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from kvstages.joint import PUBLISHED, RANDOM, Joint, read_comparison
-from kvstages.statistics import block_interval, paired_difference, relative_reduction
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
+from kvstages.allocation import ALLOCATORS, draw, granularity
+from kvstages.budgets import Budget
+from kvstages.grid import UNITS, Grid
+from kvstages.policies import policy_record
+from kvstages.quantizer import BITS
+from kvstages.scores import ScoreTable
 
-COPIED = ["allocator", "sensitivity", "unit", "precisions"]
-SPREAD = {"lowest_kl": 0.0, "p5_kl": 0.05, "p50_kl": 0.5, "p95_kl": 0.95, "highest_kl": 1.0}
+NAME = r"[a-z0-9][a-z0-9.-]*"
+# What is told of the proxies of random policies.
+QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
-def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """One row for each budget and recipe, budgets in the order given, the least joint KL first.
+class RecipeText(NamedTuple):
+    """A recipe as it is written, its scores named by their source."""
 
-    A recipe's figures are those of its policy; of random ones the mean over all of them, and ``SPREAD`` over the policies.
-    ``kl_reduction`` is 1 − joint KL / that of the published recipe at that budget, above 0 is better; like
-    ``agreement_difference`` (recipe − published) it is paired over blocks. ``random_better`` is the share of the random
-    policies whose joint KL is less. Intervals: 95 %, bootstrap over blocks.
+    name: str
+    allocator: str
+    source: str
+    unit: str
+    precisions: tuple[str, ...]
+
+
+def parse_recipe(text: str) -> RecipeText:
+    """From NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS; ValueError on any other text."""
+    match = re.fullmatch(rf"({NAME})=({'|'.join(ALLOCATORS)}):([^:]+):({'|'.join(UNITS)}):([^:]+)", text)
+    if not match:
+        raise ValueError(
+            f"recipe {text!r}: expected NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS, such as "
+            "exact=exact:measured-float32:head:int8,int4"
+        )
+    return RecipeText(*match.groups()[:4], tuple(match[5].split(",")))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to make policies."""
+
+    name: str
+    allocator: str
+    table: ScoreTable
+
+    def policy(self, budget: Budget) -> dict[str, Any]:
+        """Record of the policy of a budget, named like the recipe; ValueError names the recipe."""
+        try:
+            found = ALLOCATORS[self.allocator](self.table, budget, 0)
+        except ValueError as error:
+            raise ValueError(f"recipe {self.name}: {error}") from None
+        return _record(self.name, self, budget, found.choice, len(found.path))
+
+
+def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: int, seed: int) -> dict[str, Any]:
+    """One policy of every recipe at the bytes of the first recipe's policy, whose budget is in nats or bytes.
+
+    A random recipe gives the first ``random`` of ``draws`` policies instead, and how the proxies of all of them spread
+    (see ``spread``). Each policy takes ``limit`` bytes or less, by less than the ``granularity`` of its recipe; only
+    exact may take less yet, where more bytes would not lower its proxy. ValueError where a recipe cannot keep to the
+    bytes, and where names repeat.
     """
-    import pandas as pd
-
-    rows = []
-    for path in comparisons:
-        budget, joint = read_comparison(path)
-        kl = joint.metrics["mean_kl"]
-        random = kl[joint.rows(RANDOM)].mean(axis=1)
-        found = [_row(budget, recipe, joint, random) for recipe in dict.fromkeys(joint.policies["recipe"])]
-        rows += sorted(found, key=lambda row: row["mean_kl"])
-    return pd.DataFrame(rows)
-
-
-def _row(budget: str, recipe: str, joint: Joint, random: np.ndarray) -> dict[str, Any]:
-    import numpy as np
-
-    own = joint.rows(recipe)
-    base = joint.rows(PUBLISHED)[0]
-    policies = joint.policies.iloc[own]
-    kl, agreement, cross_entropy = (
-        joint.metrics[name][own].mean(axis=0) for name in ("mean_kl", "agreement", "cross_entropy")
-    )
-    over_policies = joint.metrics["mean_kl"][own].mean(axis=1)
-    theirs = joint.metrics["mean_kl"][base]
-    row = {"budget": budget, "recipe": recipe, **{name: policies[name].iloc[0] for name in COPIED}}
-    row |= {
-        "policies": len(own),
-        "bytes": policies["bytes"].mean(),
-        "compression": (policies["bf16_bytes"] / policies["bytes"]).mean(),
-        "proxy": policies["proxy"].mean(),
-        "blocks": len(kl),
-        **_interval("mean_kl", kl.mean(), *block_interval(kl)),
+    _check_names(recipes)
+    if recipes[0].allocator == "random":
+        raise ValueError(f"recipe {recipes[0].name}: the first recipe sets the bytes, so it cannot be random")
+    first = recipes[0].policy(budget)
+    limit = first["bytes"]["total"]
+    at_limit = Budget(limit, "bytes")
+    policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != "random")]
+    chosen = list(policies)
+    spreads = []
+    for recipe in recipes:
+        if recipe.allocator == "random":
+            rungs = draw(recipe.table, limit, max(draws, random), seed)
+            policies += [
+                _record(f"{recipe.name}-{number:04d}", recipe, at_limit, choice) | {"seed": seed}
+                for number, choice in enumerate(np.array(recipe.table.ladder)[rungs[:random]].tolist(), start=1)
+            ]
+            spreads.append(spread(recipe, rungs, chosen))
+    return {
+        "limit": limit,
+        "granularity": {recipe.name: granularity(recipe.table) for recipe in recipes},
+        "policies": policies,
+        "draws": spreads,
     }
-    comparable = recipe != PUBLISHED and (theirs > 0).all()
-    row |= _interval("kl_reduction", *(relative_reduction(kl, theirs) if comparable else [None] * 3))
-    row |= _interval("agreement", agreement.mean(), *block_interval(agreement))
-    compared = [None] * 3
-    if recipe != PUBLISHED:
-        compared = paired_difference(agreement, joint.metrics["agreement"][base])
-    row |= _interval("agreement_difference", *compared)
-    row["cross_entropy"] = cross_entropy.mean()
-    row["random_better"] = float((random < kl.mean()).mean()) if len(random) and recipe != RANDOM else None
-    spread = np.quantile(over_policies, list(SPREAD.values())) if recipe == RANDOM else [None] * len(SPREAD)
-    return row | dict(zip(SPREAD, spread, strict=True))
 
 
-def _interval(name: str, value: float | None, low: float | None, high: float | None) -> dict[str, float | None]:
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+def spread(recipe: Recipe, rungs: np.ndarray, policies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Quantiles of the proxies of random policies, rungs [N, U], and where other policies fall among them.
+
+    Told of each policy that the recipe's table can score: its proxy by that table, and the share of the random ones
+    below it.
+    """
+    table = recipe.table
+    proxies = np.sort(table.costs[np.arange(rungs.shape[1]), rungs].sum(axis=1))
+    choices = {policy["policy"]: table.choice(Grid.of_record(policy["precisions"])) for policy in policies}
+    scored = {name: table.proxy(choice) for name, choice in choices.items() if choice is not None}
+    return {
+        "recipe": recipe.name,
+        "sensitivity": table.source,
+        "unit": table.unit,
+        "ladder": list(table.ladder),
+        "count": len(proxies),
+        "quantiles": [
+            {"quantile": quantile, "proxy": float(value)}
+            for quantile, value in zip(QUANTILES, np.quantile(proxies, QUANTILES), strict=True)
+        ],
+        "policies": {
+            name: {"proxy": proxy, "share_below": float(np.searchsorted(proxies, proxy) / len(proxies))}
+            for name, proxy in scored.items()
+        },
+    }
+
+
+def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
+    """Policies of each recipe at ``points`` byte totals, evenly spaced from all BF16 to all at its last rung, and the
+    uniform policies of every precision.
+
+    Where a model has fewer units than points, totals that give the same policy give it once. ValueError on a random
+    recipe, and where names repeat.
+    """
+    _check_names(recipes)
+    policies = {
+        precision: _record(
+            precision, Recipe("uniform", "uniform", recipe.table), None, [precision] * len(recipe.table.units)
+        )
+        for precision in BITS
+        for recipe in reversed(recipes)
+        if precision in ("bf16", *recipe.table.precisions)
+    }
+    for recipe in recipes:
+        if recipe.allocator == "random":
+            raise ValueError(f"recipe {recipe.name}: a frontier cannot be random")
+        sizes = recipe.table.sizes.sum(axis=0)
+        for limit in np.linspace(sizes[0], sizes[-1], points).astype(int).tolist():
+            policy = recipe.policy(Budget(limit, "bytes"))
+            policy["policy"] = f"{recipe.name}-{policy['bytes']['total']}B"
+            policies.setdefault(policy["policy"], policy)
+    return {"policies": list(policies.values())}
+
+
+def _record(
+    policy: str, recipe: Recipe, budget: Budget | None, choice: Sequence[str], steps: int = 0
+) -> dict[str, Any]:
+    """A policy's record (see ``policies``) with its recipe; the proxy is the sum of the scores."""
+    table = recipe.table
+    record = policy_record(
+        policy,
+        recipe.allocator,
+        budget,
+        table.grid(choice),
+        table.proxy(choice),
+        steps,
+        table.head_dim,
+        table.tokens,
+        unit=table.unit,
+        ladder=table.ladder,
+        sensitivity=table.source,
+    )
+    return record | {"recipe": recipe.name}
+
+
+def _check_names(recipes: Sequence[Recipe]) -> None:
+    names = [recipe.name for recipe in recipes]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"two recipes have the name {repeated[0]}")

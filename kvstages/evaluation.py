@@ -13,51 +13,24 @@ from torch import Tensor
 from kvstages.allocation import policy_bytes
 from kvstages.cache import measured_bytes
 from kvstages.execution import window_logits
-from kvstages.files import read_json
+from kvstages.files import read_tensors
 from kvstages.gpt import GPT
 from kvstages.grid import Grid
 from kvstages.metrics import position_metrics, summarise
-from kvstages.model_config import GPTConfig
-from kvstages.quantizer import BITS
+from kvstages.policies import check_policy
 from kvstages.runtime import Setting
 
 Policy = Mapping[str, Any]
-# What an evaluation reads of a policy's record.
-POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
-def check_policy(policy: Any, config: GPTConfig) -> Grid:
-    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
-    if not isinstance(policy, Mapping):
-        raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
-    missing = [key for key in POLICY_KEYS if key not in policy]
-    if missing:
-        raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
-    for key in ("proxy", "average_payload_bits"):
-        if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
-            raise ValueError(f"{key} is {policy[key]!r}, expected a number")
-    grid = Grid.of_record(policy["precisions"])
-    expected = [config.num_heads] * config.num_layers
-    if grid.shape != expected:
-        raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
-    for side, rows in grid.as_record().items():
-        for layer, row in enumerate(rows):
-            for head, precision in enumerate(row):
-                if precision not in BITS:
-                    raise ValueError(
-                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
-                    )
-    return grid
-
-
-def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
-    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
-    policy = read_json(path)
-    try:
-        check_policy(policy, config)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return policy
+def read_reference(path: Path, made: Mapping[str, Any]) -> Tensor:
+    """Logits [B, T, V] of a reference; ValueError names ``path`` if it was not computed as ``made`` says."""
+    tensors, record = read_tensors(path)
+    logits = reference_logits(tensors, path)
+    differ = [f"{key} {record.get(key)}, not {value}" for key, value in made.items() if record.get(key) != value]
+    if differ:
+        raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
+    return logits
 
 
 def reference_logits(tensors: Mapping[str, Tensor], path: Path) -> Tensor:

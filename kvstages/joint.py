@@ -1,90 +1,104 @@
-"""Tables of many policies measured jointly on the same blocks: joint.csv, a row for each policy and block.
+"""Many policies measured jointly on one window, against one reference: a row for each policy and block.
 
-results/{study}/comparison/{budget}/joint.csv holds the recipes that are compared at equal bytes; the folder names the
-budget. results/{study}/frontier/joint.csv holds families of policies of different bytes. Axes: P policies, B blocks.
+For comparisons, which pair policies block by block; ``evaluation`` says more of a single policy.
+Axes: B blocks, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from kvstages.records import read_columns
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
+from kvstages.execution import window_logits
+from kvstages.files import read_json
+from kvstages.gpt import GPT
+from kvstages.grid import Grid
+from kvstages.metrics import divergence, exponential_sum, log_normaliser
+from kvstages.model_config import GPTConfig
+from kvstages.policies import check_policy
+from kvstages.runtime import Setting
 
-# What a policy is, the same in all of its rows.
-TEXTS = [
-    "policy", "recipe", "allocator", "sensitivity", "unit", "precisions", "execution", "compute_dtype", "window"
-]  # fmt: skip
-COUNTS = ["bytes", "bf16_bytes", "tokens_per_cache"]
-# What was measured on each block: means over its positions; cross entropy over its targets.
-METRICS = ["mean_kl", "agreement", "cross_entropy"]
-COLUMNS = ["policy", "recipe", "allocator", "sensitivity", "unit", "precisions", "bytes", "bf16_bytes",
-           "tokens_per_cache", "proxy", "block", *METRICS, "execution", "compute_dtype", "window"]  # fmt: skip
-
-PUBLISHED, RANDOM, UNIFORM = "published", "random", "uniform"
+OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
+MEANS = ["mean_kl", "agreement", "cross_entropy"]
+JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "proxy", "block", *MEANS]
+KEYS = (*OF_POLICY, "ladder", "bytes", "proxy", "precisions")
 
 
-@dataclass(frozen=True)
-class Joint:
-    """Policies that were measured on the same blocks.
+def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
+    """The policies of sets, one after the other.
 
-    ``policies``: one row each [P], with the columns of ``TEXTS`` and ``COUNTS`` and proxy (nats; NaN if none).
-    ``metrics``: {name: [P, B]} for each of ``METRICS``, KL and cross entropy in nats.
+    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
     """
+    policies: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        record = read_json(path)
+        found = record.get("policies") if isinstance(record, Mapping) else None
+        if not isinstance(found, list) or not found:
+            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage candidates")
+        for index, policy in enumerate(found):
+            try:
+                check_policy(policy, config)
+                missing = [key for key in KEYS if key not in policy]
+                if missing:
+                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
+                if policy["policy"] in policies:
+                    raise ValueError(f"a second policy of the name {policy['policy']}")
+            except ValueError as error:
+                raise ValueError(f"{path}: policies[{index}]: {error}") from None
+            policies[policy["policy"]] = policy
+    return list(policies.values())
 
-    policies: pd.DataFrame
-    metrics: dict[str, np.ndarray]
 
-    def rows(self, recipe: str) -> np.ndarray:
-        """Places [n] of a recipe's policies."""
-        import numpy as np
+@torch.no_grad()
+def measure(
+    model: GPT,
+    tokens: Tensor,
+    policies: Sequence[Mapping[str, Any]],
+    reference: Tensor,
+    setting: Setting,
+    memory: int,
+    progress: Callable[[float], None] = lambda done: None,
+) -> dict[str, list[Any]]:
+    """Columns of a table by policy (in the order given) and block: means over the block's positions.
 
-        return np.flatnonzero(self.policies["recipe"] == recipe)
-
-
-def read_joint(path: Path) -> Joint:
-    """A joint.csv, policies in the order of the file.
-
-    ValueError names ``path`` and a column that is missing or wrong, a policy that changes from row to row, or one that
-    was not measured once on each block.
+    Token ids [B, T], ``reference`` logits [B, T, V] by the same execution, memory in bytes. KL in nats, agreement as a
+    share, cross entropy over the T − 1 targets. Policies with equal precisions are run once. ValueError where the
+    reference does not fit the window.
     """
-    import numpy as np
+    expected = (*tokens.shape, model.config.vocab_size)
+    if tuple(reference.shape) != expected:
+        raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")
+    reference = reference.to(tokens.device)
+    total, top = exponential_sum(reference), reference.argmax(dim=-1)
+    found: dict[Grid, Tensor] = {}
+    rows = []
+    for done, policy in enumerate(policies):
+        grid = Grid.of_record(policy["precisions"])
+        if grid not in found:
+            parts = [
+                _block_means(logits, tokens[blocks], reference[blocks], total[blocks], top[blocks])
+                for blocks, logits in window_logits(model, tokens, grid, setting, memory)
+            ]
+            found[grid] = torch.cat(parts).cpu()
+        size = policy["bytes"]
+        known = [policy[key] for key in OF_POLICY]
+        precisions = " ".join(name for name in policy["ladder"] if name != "bf16")
+        rows += [
+            (*known, precisions, size["total"], size["bf16"], policy["proxy"], block, *values)
+            for block, values in enumerate(found[grid].tolist())
+        ]
+        progress((done + 1) / len(policies))
+    return {name: [row[index] for row in rows] for index, name in enumerate(JOINT_COLUMNS)}
 
-    table = read_columns(path, [*COUNTS, "block", *METRICS], TEXTS, ["proxy"])
-    if table.empty:
-        raise ValueError(f"{path}: no policies, only a header")
-    described = table[[*TEXTS, *COUNTS, "proxy"]].drop_duplicates()
-    changing = described[described.duplicated("policy")]
-    if len(changing):
-        raise ValueError(f"{path}: policy {changing['policy'].iloc[0]} is not the same in all of its rows")
-    blocks = np.unique(table["block"])
-    for policy, own in table.groupby("policy", sort=False):
-        if sorted(own["block"]) != blocks.tolist():
-            raise ValueError(
-                f"{path}: policy {policy} has {len(own)} rows, expected one for each of {len(blocks)} blocks"
-            )
-    metrics = {
-        name: table.pivot(index="policy", columns="block", values=name).loc[described["policy"]].to_numpy()
-        for name in METRICS
-    }
-    return Joint(described.reset_index(drop=True), metrics)
 
-
-def read_comparison(path: Path) -> tuple[str, Joint]:
-    """Budget (the name of the folder) and policies of a comparison at equal bytes.
-
-    ValueError unless it has the recipe published, and one policy of every recipe but random.
-    """
-    joint = read_joint(path)
-    recipes = joint.policies["recipe"]
-    if PUBLISHED not in set(recipes):
-        raise ValueError(f"{path}: no recipe {PUBLISHED}; found {', '.join(dict.fromkeys(recipes))}")
-    several = recipes[(recipes != RANDOM) & recipes.duplicated()]
-    if len(several):
-        raise ValueError(f"{path}: several policies of the recipe {several.iloc[0]}, expected one")
-    return path.absolute().parent.name, joint
+def _block_means(logits: Tensor, tokens: Tensor, reference: Tensor, total: Tensor, top: Tensor) -> Tensor:
+    """Mean KL, agreement and cross entropy of each block: FP64 [B, 3]."""
+    kl = divergence(logits, reference, total).mean(dim=1)
+    agreement = (logits.argmax(dim=-1) == top).double().mean(dim=1)
+    targets = logits[:, :-1].gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+    cross_entropy = (log_normaliser(logits[:, :-1]) - targets.double()).mean(dim=1)
+    return torch.stack((kl, agreement, cross_entropy), dim=1)

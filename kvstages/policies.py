@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kvstages.allocation import ALLOCATORS, Move, average_payload_bits, policy_bytes
 from kvstages.budgets import Budget
+from kvstages.files import read_json
 from kvstages.grid import Grid
 from kvstages.quantizer import BITS
 from kvstages.scores import ScoreTable
 
+if TYPE_CHECKING:
+    from kvstages.model_config import GPTConfig
+
+# What an evaluation reads of a policy's record.
+POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 STEP_COLUMNS = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
 
 
@@ -32,6 +40,7 @@ def allocated_policy(
         table.head_dim,
         table.tokens,
         unit=table.unit,
+        ladder=table.ladder,
         sensitivity=table.source,
     )
     return {**record, "seed": seed if allocator == "random" else None}, step_table(found.path)
@@ -50,6 +59,7 @@ def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[s
         table.head_dim,
         table.tokens,
         unit=table.unit,
+        ladder=table.ladder,
         sensitivity=table.source,
     )
     return record, step_table([])
@@ -66,12 +76,13 @@ def policy_record(
     tokens: int,
     *,
     unit: str,
+    ladder: Sequence[str],
     sensitivity: str,
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head or tensor; ``sensitivity``: the source of the scores; ``spent``:
-    the proxy in nats.
+    ``unit``: what got a precision of its own, head or tensor; ``ladder``: the precisions that it could have;
+    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
     """
     payload, scales = policy_bytes(grid, head_dim, tokens)
     tensors = grid.flat()
@@ -81,6 +92,7 @@ def policy_record(
         "allocator": allocator,
         "sensitivity": sensitivity,
         "unit": unit,
+        "ladder": list(ladder),
         "budget": None if budget is None else budget.amount,
         "budget_in": None if budget is None else budget.measure,
         "seed": None,
@@ -102,3 +114,37 @@ def step_table(path: list[Move]) -> dict[str, list[Any]]:
         for number, m in enumerate(path, start=1)
     ]
     return {name: [row[index] for row in rows] for index, name in enumerate(STEP_COLUMNS)}
+
+
+def check_policy(policy: Any, config: GPTConfig) -> Grid:
+    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
+    if not isinstance(policy, Mapping):
+        raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
+    missing = [key for key in POLICY_KEYS if key not in policy]
+    if missing:
+        raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
+    for key in ("proxy", "average_payload_bits"):
+        if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
+            raise ValueError(f"{key} is {policy[key]!r}, expected a number")
+    grid = Grid.of_record(policy["precisions"])
+    expected = [config.num_heads] * config.num_layers
+    if grid.shape != expected:
+        raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
+    for side, rows in grid.as_record().items():
+        for layer, row in enumerate(rows):
+            for head, precision in enumerate(row):
+                if precision not in BITS:
+                    raise ValueError(
+                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
+                    )
+    return grid
+
+
+def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
+    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
+    policy = read_json(path)
+    try:
+        check_policy(policy, config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return policy

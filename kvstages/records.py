@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages import made
 from kvstages.files import read_json
 from kvstages.names import ALLOCATORS, parse_policy
 from kvstages.quantizer import BITS
@@ -39,6 +40,7 @@ def read_columns(
     """
     import pandas as pd
 
+    made.note(path)
     numbers, texts, gaps = list(numbers), list(texts), list(gaps)
     try:
         table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))

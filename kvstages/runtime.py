@@ -48,14 +48,14 @@ def prepare(device: str, threads: int) -> torch.device:
     if device == "cuda" and not available:
         raise ValueError("device cuda: PyTorch finds no CUDA device here; set device to cpu or auto")
     torch.set_num_threads(threads)
+    # Deterministic algorithms or an error. use_deterministic_algorithms does the same and imports PyTorch's compiler.
+    torch.set_deterministic_debug_mode("error")
     # Determinism does not need every new tensor filled with NaN: nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if device == "cpu" or not available:
-        torch.use_deterministic_algorithms(True)
         return torch.device("cpu")
     # cuBLAS is deterministic only with a fixed workspace, and the fused attention kernels' backward passes are not.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvstages import made
 from kvstages.grid import UNITS, Grid, Unit, units
 from kvstages.quantizer import QUANTIZED, bytes_per_token
 
@@ -130,6 +131,15 @@ class ScoreTable:
         rows = [("bf16", *self.precisions).index(precision) for precision in choice]
         return float(np.cumsum(self._counted[rows, np.arange(len(self.units))])[-1])
 
+    def choice(self, grid: Grid) -> list[str] | None:
+        """The precision of each unit [U] of a grid; None where this table has no score for it: another shape or
+        precision, or, with heads as units, keys and values that differ."""
+        if grid.shape != [self.heads] * self.layers or not set(grid.flat()) <= {"bf16", *self.precisions}:
+            return None
+        sides = {"k": grid.keys, "v": grid.values}
+        found = [{sides[side][unit.layer][unit.head] for side in unit.part} for unit in self.units]
+        return [names.pop() for names in found] if all(len(names) == 1 for names in found) else None
+
     def grid(self, choice: Sequence[str]) -> Grid:
         """The precisions of every head's keys and values, from a precision for each unit [U]."""
         return Grid.of_units(self.layers, self.heads, dict(zip(self.units, choice, strict=True)))
@@ -189,6 +199,7 @@ def read_table(path: Path) -> pd.DataFrame:
     """The columns of a sensitivity table that allocation reads; ValueError names the file and what is wrong with it."""
     import pandas as pd
 
+    made.note(path)
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

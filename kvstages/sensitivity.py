@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from kvstages import made
 from kvstages.grid import PARTS
 from kvstages.sweep_table import BF16_STEP, FLOOR, PRECISION_ORDER, SETTING, SWEEP_COLUMNS
 
@@ -29,6 +30,7 @@ SENSITIVITY_COLUMNS = [
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
+    made.note(path)
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

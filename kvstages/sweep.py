@@ -25,7 +25,7 @@ from kvstages.cache import NULLS, BlockCache, DenseBlockCache, PackedCache
 from kvstages.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid, window_logits
 from kvstages.gpt import GPT, attend_through
 from kvstages.grid import Grid
-from kvstages.metrics import divergence, log_normaliser
+from kvstages.metrics import divergence, exponential_sum
 from kvstages.quantizer import LEVELS, neighbour, reconstruct
 from kvstages.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
 from kvstages.runtime import Setting
@@ -107,7 +107,7 @@ def sweep_layer(
 def read_back(x: Tensor, precision: str) -> Tensor:
     """Stored values x [..., D] as a cache of this precision (or null intervention) gives them back, in x's dtype."""
     if precision in NULLS:
-        return neighbour(x, x.dtype if precision == "null" else STORAGE)
+        return neighbour(x, x.dtype if precision == "compute-step" else STORAGE)
     return reconstruct(x, LEVELS[precision]) if precision in LEVELS else x
 
 
@@ -134,18 +134,18 @@ def _sweep_blocks(
     groups = _groups(model, tokens, variants, setting.execution, memory)
     run = _parallel_logits if setting.execution == "parallel" else _incremental_logits
     reference = torch.empty(*tokens.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
-    normaliser = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
+    total = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
     if base is not None:
         for blocks, logits in window_logits(model, tokens, dense_grid(model), setting, memory):
             reference[blocks] = logits
-        normaliser = log_normaliser(reference)
+        total = exponential_sum(reference)
     kl = torch.empty(len(variants), *tokens.shape, dtype=torch.float64, device=tokens.device)
     for where, group, logits in run(model, tokens, layer, groups, setting, base, rounding):
         if base is None and group is groups[0]:
-            reference[:, where], normaliser[:, where] = logits[0], log_normaliser(logits[0])
+            reference[:, where], total[:, where] = logits[0], exponential_sum(logits[0])
         for variant, own in zip(group, logits, strict=True):
             index = variants.index(variant)
-            kl[index, :, where] = divergence(own, reference[:, where], normaliser[:, where])
+            kl[index, :, where] = divergence(own, reference[:, where], total[:, where])
             if where.stop == tokens.shape[1]:
                 yield variant, kl[index]
 

@@ -11,7 +11,7 @@ from kvstages.quantizer import BITS
 SETTING = ["execution", "compute_dtype"]
 SWEEP_COLUMNS = ["layer", "head", "part", "precision", "block", "mean_kl", "base_kl", "reconstruction_error", *SETTING]
 # The null interventions of the floor come after the precisions (see ``cache.NULLS``).
-FLOOR, BF16_STEP = "null", "bf16-step"
+FLOOR, BF16_STEP = "compute-step", "bf16-step"
 PRECISION_ORDER = (*BITS, FLOOR, BF16_STEP)
 
 Values = Mapping[tuple[str, str], Sequence[Sequence[float]]]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from published import PUBLISHED
 
+from kvstages.files import write_table
 from kvstages.grid import units
 from kvstages.published import published_sensitivities
-from kvstages.scores import ScoreTable
+from kvstages.scores import COLUMNS, ScoreTable
 
 
 def head_table(
@@ -43,3 +45,17 @@ def random_table(
     kl = size * random.lognormal(0, 1, (1, count)) * random.lognormal(0, 0.3, (len(precisions), count))
     error = np.sqrt(size) * random.lognormal(0, 0.5, (len(precisions), count))
     return ScoreTable(layers, heads, unit, tuple(precisions), kl, error, head_dim, tokens, "made-up")
+
+
+def write_sensitivities(
+    path: Path, precisions: Sequence[str], layers: int = 3, source: str = "measured", seed: int = 0
+) -> None:
+    """A sensitivity table of heads, keys and values, 2 heads a layer: the columns that allocation reads."""
+    rows = []
+    for unit in ("head", "tensor"):
+        table = random_table(layers, 2, precisions, unit, seed)
+        for index, place in enumerate(table.units):
+            for number, precision in enumerate(precisions):
+                scores = float(table.kl[number, index]), float(table.error[number, index])
+                rows.append((*place, precision, *scores, source, "parallel", "float32"))
+    write_table(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))

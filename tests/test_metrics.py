@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.metrics import block_interval, divergence, log_normaliser, position_metrics, summarise
+from kvstages.metrics import block_interval, divergence, exponential_sum, log_normaliser, position_metrics, summarise
 
 
 @settings(deadline=None)
@@ -38,11 +39,89 @@ def test_equal_logits_diverge_by_exactly_nothing(dtype):
     assert torch.equal(divergence(logits, logits.clone()), torch.zeros(7, 11, dtype=torch.float64))
 
 
-def test_chunks_of_rows_do_not_change_a_bit(monkeypatch):
-    logits, reference = torch.randn(30, 100), torch.randn(30, 100)
-    whole = divergence(logits, reference), log_normaliser(logits)
-    monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": 250})
-    assert torch.equal(divergence(logits, reference), whole[0]) and torch.equal(log_normaliser(logits), whole[1])
+def exact_divergence(logits, reference):
+    """D(p ‖ q) of each row with 50 digits, as floats: the logits are taken as the exact numbers that they are."""
+    result = []
+    with localcontext() as context:
+        context.prec, context.Emin, context.Emax = 50, -(10**6), 10**6
+        for own, other in zip(logits.double().tolist(), reference.double().tolist(), strict=True):
+            a, b = ([Decimal(value) - Decimal(max(row)) for value in row] for row in (own, other))
+            weights = [value.exp() for value in a]
+            total, other_total = sum(weights), sum(value.exp() for value in b)
+            gap = sum(weight * (x - y) for weight, x, y in zip(weights, a, b, strict=True)) / total
+            result.append(float(gap - (total / other_total).ln()))
+    return np.array(result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.5, 4.0, 12.0])
+def test_error_of_the_divergence(dtype, scale):
+    """KL of about 1e-9 to 1e-15, where INT8's smallest scores lie; and larger ones to a few roundings."""
+    generator = torch.Generator().manual_seed(5)
+    for spread, tolerance in ((5e-5, 1e-15), (0.05, 1e-15), (3.0, 2e-14)):
+        reference = (scale * torch.randn(4, 100, generator=generator)).to(dtype)
+        logits = (reference + spread * torch.randn(4, 100, generator=generator)).to(dtype)
+        if dtype == torch.bfloat16 and spread < 1e-3:
+            # One BF16 step in a few logits: the smallest change that there is.
+            logits[:, :3] = (reference.view(torch.int16) + 1).view(dtype)[:, :3]
+        error = np.abs(divergence(logits, reference).numpy() - exact_divergence(logits, reference))
+        assert error.max() < tolerance, (spread, error.max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_no_logits_are_too_large(dtype):
+    """Rows that leave FP64's exponent, in either or both; equal ones still measure 0."""
+    rows = [
+        ([2e4, 0.0, -2e4], [-2e4, 0.0, 2e4]),
+        ([1e4, 1e4 + 64, 1e4 - 64], [-1e4, -1e4 + 64, -1e4 - 128]),
+        ([-900.0, -901.0, -902.0], [1.0, 0.0, -1.0]),
+        ([3e38, -3e38, 0.0], [-3e38, 3e38, 0.0]),
+        ([3e38, 0.0, -3e38], [3e38, 0.0, 1.0]),
+        ([700.0, -700.0, 0.0], [-700.0, 700.0, 0.0]),
+        ([1.0, -800.0, -3e38], [1.0, 2.0, -3e38]),
+    ]
+    logits, reference = (torch.tensor(side, dtype=torch.float64).to(dtype) for side in zip(*rows, strict=True))
+    measured = divergence(logits, reference)
+    assert torch.isfinite(measured).all()
+    assert np.allclose(measured, exact_divergence(logits, reference), rtol=1e-14, atol=1e-15)
+    assert torch.equal(divergence(logits, logits.clone()), torch.zeros(len(rows), dtype=torch.float64))
+    expected = torch.logsumexp(logits.double(), -1)
+    assert torch.allclose(log_normaliser(logits), expected, rtol=1e-15, atol=1e-15)
+
+
+def test_the_largest_doubles_give_a_number_too():
+    logits = torch.tensor([[1.7e308, -1.7e308, 0.0], [-1.7e308, 0.0, 0.0]], dtype=torch.float64)
+    assert divergence(logits, logits.flip(1)).tolist() == [1.7e308, 8.5e307]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, 80.0, -500.0, 720.0, -1e4, 1e4, 3e38, -3e38]), min_size=4, max_size=4))
+def test_a_row_is_measured_the_same_beside_any_other(values):
+    generator = torch.Generator().manual_seed(0)
+    logits, reference = torch.randn(2, 2, 3, generator=generator).unbind()
+    alone = divergence(logits[:1], reference[:1])
+    logits[1, :2], reference[1, :2] = torch.tensor(values).view(2, 2).unbind()
+    both = divergence(logits, reference)
+    assert torch.equal(both[:1], alone)
+    assert np.allclose(both, exact_divergence(logits, reference), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(("width", "chunk"), [(100, 250), (40_000, 40_000)])
+def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
+    """Nor do threads that share a row: long rows come one at a time, and torch would split a single one."""
+    logits, reference = torch.randn(2, 5, width).unbind()
+    monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": 10 * width})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        whole = divergence(logits, reference), log_normaliser(logits), exponential_sum(logits)
+        monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": chunk})
+        parts = divergence(logits, reference), log_normaliser(logits), exponential_sum(logits)
+        given = divergence(logits, reference, exponential_sum(reference))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+    assert torch.equal(given, whole[0])
 
 
 def test_position_metrics_and_their_summary_by_hand():

@@ -17,8 +17,8 @@ from published_study import PUBLISHED, figure_arguments, table_arguments, write_
 
 from kvstages.cli import main
 from kvstages.configuration import check_shared, check_study, load_study
-from kvstages.files import write_table
-from kvstages.manifest import manifest
+from kvstages.files import sha256, write_table
+from kvstages.manifest import KEYS, manifest
 
 REPOSITORY = Path(__file__).parents[1]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
@@ -158,10 +158,11 @@ def test_tables_are_what_their_schema_says(name: str, results: Path, tmp_path: P
 
 
 def test_manifest_is_what_its_schema_says(results: Path) -> None:
-    files = [path for path in results.rglob("*") if path.is_file()]
-    record, _ = manifest(
-        "s", {"shared": {}, "study": {}}, [*files, Path(__file__)], results, "2026-01-01T00:00:00+00:00"
-    )
-    assert list(record) == list(SCHEMAS["manifest"]["properties"]) == SCHEMAS["manifest"]["required"]
+    files = {path: "a_rule" for path in results.rglob("*") if path.is_file()}
+    pinned = {"path": "test_schemas.py", "sha256": sha256(Path(__file__))}
+    settings = {"shared": {}, "study": {"artifacts": {"source": "local", "location": "x", "files": {"shard": pinned}}}}
+    run = {"command": "snakemake", "revision": "a" * 40, "dirty": False}
+    record, _ = manifest("s", settings, {"shard": Path(__file__)}, files, results, run, "2026-01-01T00:00:00+00:00")
+    assert list(record) == list(KEYS) == list(SCHEMAS["manifest"]["properties"]) == SCHEMAS["manifest"]["required"]
     jsonschema.validate(record, SCHEMAS["manifest"])
     assert record["inputs"] and record["outputs"] and record["code"]

@@ -57,6 +57,23 @@ def test_choices_as_a_grid_and_their_proxy():
     table = head_table({"int8": [[0.25, 0.5]], "int4": [[1.0, 2.0]]}, unit="tensor")
     assert table.grid(["int4", "bf16"]) == Grid((("int4",),), (("bf16",),))
     assert table.proxy(["int4", "int8"]) == 1.5 and table.proxy(["bf16", "bf16"]) == 0.0
+    assert table.choice(Grid((("int4",),), (("bf16",),))) == ["int4", "bf16"]
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid((("int4", "int8"),), (("int4", "int4"),)),
+        Grid.of_heads([["int4", "int2"]]),
+        Grid.of_heads([["int4"]]),
+        Grid.of_heads([["int4", "int8"]] * 2),
+    ],
+    ids=["keys and values apart", "a precision without scores", "fewer heads", "more layers"],
+)
+def test_a_grid_that_the_units_cannot_say_has_no_choice(grid):
+    table = head_table({"int8": [[0.25, 0.5]], "int4": [[1.0, 2.0]]})
+    assert table.choice(Grid.of_heads([["int4", "int8"]])) == ["int4", "int8"]
+    assert table.choice(grid) is None
 
 
 def test_a_table_that_scores_bf16_is_relative_to_a_policy(tmp_path):

@@ -93,7 +93,7 @@ def test_an_intervention_that_changes_nothing_measures_exactly_zero(execution, d
 @pytest.mark.parametrize("execution", ["parallel", "incremental"])
 def test_the_floor_is_what_the_smallest_change_does_and_lies_far_below_int8_in_fp32(execution):
     model, tokens = random_model(4, 2, 16), random_tokens(4, 16)
-    wanted = (("kv", "int8"), ("kv", "null"), ("kv", "bf16-step"))
+    wanted = (("kv", "int8"), ("kv", "compute-step"), ("kv", "bf16-step"))
     int8, null, step = sweep(model, tokens, 1, Setting(execution, "float32"), wanted=wanted)
     assert 0 < null.mean() < 1e-4 * int8.mean() and null.mean() < 1e-4 * step.mean()
     model = random_model(4, 2, 16, dtype=torch.bfloat16)

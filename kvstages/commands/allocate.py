@@ -18,6 +18,7 @@ from kvstages.quantizer import BITS
     "--allocator", type=click.Choice([*ALLOCATORS, "uniform"]), required=True, help="How precisions are chosen."
 )
 @click.option("--budget", default=None, help="Limit on the proxy in nats (0.01), or on the bytes of a cache (400000B).")
+@click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
 @click.option("--precision", type=click.Choice(list(BITS)), default=None, help="uniform: the precision everywhere.")
 @click.option(
     "--unit",
@@ -47,6 +48,7 @@ def command(
     name: str,
     allocator: str,
     budget: str | None,
+    bytes_of: Path | None,
     precision: str | None,
     unit: str,
     precisions: str | None,
@@ -76,18 +78,23 @@ def command(
     from kvstages.budgets import Budget
     from kvstages.files import write_json, write_table
     from kvstages.model_config import read_config
-    from kvstages.policies import allocated_policy, uniform_policy
+    from kvstages.policies import allocated_policy, read_policy, uniform_policy
     from kvstages.scores import read_scores, read_setting
 
-    if (allocator == "uniform") != (precision is not None) or (allocator == "uniform") != (budget is None):
-        raise click.UsageError("--allocator uniform goes with --precision, every other allocator with --budget")
+    given = (budget is not None) + (bytes_of is not None)
+    if (allocator == "uniform") != (precision is not None) or given != (allocator != "uniform"):
+        raise click.UsageError(
+            "--allocator uniform goes with --precision, every other allocator with --budget or --bytes-of"
+        )
     chosen = None if precisions is None else precisions.split(",")
     if precision not in (None, "bf16"):
         chosen = [precision]
-    table = read_scores(sensitivity, read_config(model), tokens, unit, chosen)
+    config = read_config(model)
+    table = read_scores(sensitivity, config, tokens, unit, chosen)
     if precision is not None:
         record, path = uniform_policy(name, precision, table)
     else:
-        record, path = allocated_policy(name, allocator, Budget.parse(budget), table, seed)
+        limit = Budget(read_policy(bytes_of, config)["bytes"]["total"], "bytes") if bytes_of else Budget.parse(budget)
+        record, path = allocated_policy(name, allocator, limit, table, seed)
     write_table(steps, path)
     write_json(output, {**record, **read_setting(sensitivity)})

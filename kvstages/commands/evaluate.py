@@ -42,19 +42,16 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.checkpoints import load_model
-    from kvstages.evaluation import evaluate, read_policy, reference_logits
-    from kvstages.files import read_tensors, write_json, write_table
+    from kvstages.evaluation import evaluate, read_reference
+    from kvstages.files import write_json, write_table
+    from kvstages.policies import read_policy
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
-    tensors, made = read_tensors(reference)
-    logits = reference_logits(tensors, reference)
-    differ = [f"{key} {made.get(key)}, not {value}" for key, value in record.items() if made.get(key) != value]
-    if differ:
-        raise ValueError(f"{reference}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
+    logits = read_reference(reference, record)
     decoder = load_model(model, setting.dtype, place)
     chosen = read_policy(policy, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)

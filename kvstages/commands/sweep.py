@@ -32,8 +32,8 @@ from kvstages.sweep_table import PRECISION_ORDER, sweep_table, trials
     multiple=True,
     default=("int8", "int4"),
     show_default=True,
-    help="Precision to try; may be given more than once. null and bf16-step move every value to its neighbour in the "
-    "compute dtype, or in BF16: what they measure is the floor.",
+    help="Precision to try; may be given more than once. compute-step and bf16-step move every value to its neighbour "
+    "in the compute dtype, or in BF16: what they measure is the floor.",
 )
 @click.option("--base", type=options.INPUT, help="Policy around which to measure, from the stage allocate.")
 @options.measuring
@@ -62,9 +62,9 @@ def command(
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
     from kvstages.checkpoints import load_model
-    from kvstages.evaluation import read_policy
     from kvstages.files import write_table
     from kvstages.grid import Grid
+    from kvstages.policies import read_policy
     from kvstages.runtime import Setting, prepare
     from kvstages.sweep import sweep_layer
     from kvstages.windows import load_window

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.comparison import equal_bytes
-from kvstages.joint import PUBLISHED, RANDOM, read_comparison
+from kvstages.equal_bytes import equal_bytes
+from kvstages.joint_table import PUBLISHED, RANDOM, read_comparison
 
 if TYPE_CHECKING:
     import pandas as pd

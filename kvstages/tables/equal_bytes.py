@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.comparison import equal_bytes
+from kvstages.equal_bytes import equal_bytes
 from kvstages.html_page import Column, Section, count, decimal, divergence, factor, page, percent
-from kvstages.joint import PUBLISHED, RANDOM, read_joint
+from kvstages.joint_table import PUBLISHED, RANDOM, read_joint
 from kvstages.tables.common import PROXY_NOTE, joint_note, page_title, storage_notes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NOTES = [
 
 
 def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
-    """One row for each budget and recipe of the comparisons' joint.csv; see ``comparison.equal_bytes``."""
+    """One row for each budget and recipe of the comparisons' joint.csv; see ``equal_bytes.equal_bytes``."""
     table = equal_bytes(comparisons)
     columns = [
         Column("recipe", "recipe", str),

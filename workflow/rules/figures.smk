@@ -10,7 +10,7 @@ include: "report_targets.smk"
 
 rule draw_sensitivity:
     input:
-        sensitivity=lambda wildcards: measured_tables(wildcards.study)[0],
+        sensitivity=source_file,
     output:
         svg=report(
             "results/{study}/figures/sensitivity.svg",
@@ -225,7 +225,7 @@ rule make_results_table:
 rule make_sensitivity_summary_table:
     input:
         evaluations=policy_files(uniform_policies, "evaluation.json"),
-        sensitivity=lambda wildcards: measured_tables(wildcards.study),
+        sensitivity=sensitivity_files,
     output:
         html=report(
             "results/{study}/tables/sensitivity-summary.html",

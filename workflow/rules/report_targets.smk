@@ -31,20 +31,7 @@ def policy_files(chosen, filename):
 
 def uniform_policies(study):
     """The quantized uniform policies."""
-    return list(STUDIES[study]["precisions"])
-
-
-def allocated_policies(study):
-    """The policies that are not uniform: some allocator's, of some budget."""
-    return [policy for policy in policies(study) if policy not in ("bf16", *uniform_policies(study))]
-
-
-def measured_tables(study):
-    """The measured sensitivity tables: the study's compute dtype first; the other one beside it in a comparison."""
-    own = STUDIES[study]["compute_dtype"]
-    dtypes = [own, *(dtype for dtype in ("float32", "bfloat16") if dtype != own)]
-    sources = dtypes if STUDIES[study].get("comparison") else dtypes[:1]
-    return [f"results/{study}/sensitivity/measured-{dtype}.csv" for dtype in sources]
+    return STUDIES[study]["precisions"]
 
 
 def adapted_files(filename, by_policy):
