@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.equal_bytes import equal_bytes
+from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.joint_table import PUBLISHED, RANDOM, read_comparison
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ ENDS = ["", "_low", "_high"]
 COLUMNS = [
     "budget", "bytes", "recipe", "policy", *(f"mean_kl{end}" for end in ENDS), *(f"kl_reduction{end}" for end in ENDS)
 ]  # fmt: skip
-INK, SOFT = "#1b1b1b", "#5d8fb8"
+INK = "#1b1b1b"
 
 
 def numbers(comparisons: Sequence[Path]) -> pd.DataFrame:
@@ -69,7 +70,9 @@ def draw(table: pd.DataFrame) -> Figure:
         Line2D([], [], **mark, markerfacecolor="white", label="not told apart from it"),
     ]
     if (table["recipe"] == RANDOM).any():
-        handles.append(Patch(facecolor=SOFT, alpha=0.25, label="random policies: middle 90 %, line at the median"))
+        handles.append(
+            Patch(facecolor=RANDOM_POLICIES, alpha=0.25, label="random policies: middle 90 %, line at the median")
+        )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, columnspacing=1.4)
     return figure
 
@@ -82,11 +85,11 @@ def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
     labels = [row.recipe for row in rows]
     if len(random):
         low, middle, high = np.quantile(random["mean_kl"], [0.05, 0.5, 0.95])
-        axes.axvspan(low, high, color=SOFT, alpha=0.25, lw=0, zorder=0)
-        axes.axvline(middle, color=SOFT, lw=1.2, zorder=1)
+        axes.axvspan(low, high, color=RANDOM_POLICIES, alpha=0.25, lw=0, zorder=0)
+        axes.axvline(middle, color=RANDOM_POLICIES, lw=1.2, zorder=1)
         # Side by side in the order of their values: each can be seen, none has to be thrown at random.
         offsets = 0.28 * (np.arange(len(random)) * 0.618 % 1 * 2 - 1)
-        axes.plot(random["mean_kl"], len(rows) + offsets, "o", color=SOFT, markersize=2.2, alpha=0.8, mew=0)
+        axes.plot(random["mean_kl"], len(rows) + offsets, "o", color=RANDOM_POLICIES, markersize=2.2, alpha=0.8, mew=0)
         labels.append(f"random ({len(random)})")
     for place, row in enumerate(rows):
         published = row.recipe == PUBLISHED
@@ -99,23 +102,25 @@ def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
         if published:
             axes.axvline(row.mean_kl, color=INK, lw=0.8, linestyle=(0, (1, 2)), zorder=1)
         elif row.kl_reduction == row.kl_reduction:
-            said = f"{-100 * row.kl_reduction:+.0f} %".replace("-", "−")
+            change = round(-100 * row.kl_reduction)
+            said = f"{change:+d} %".replace("-", "−") if change else "0 %"
             axes.text(1.01, place, said, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
     axes.set_xscale("log")
-    _ticks(axes)
+    _ticks(axes, table[["mean_kl", "mean_kl_low", "mean_kl_high"]].stack())
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
     base = next(row for row in rows if row.recipe == PUBLISHED)
     axes.set_title(f"budget {budget}: {base.bytes / 1024:,.0f} KiB")
-    axes.set_xlabel("mean KL, 95 % interval (nats, log scale); right: against published")
+    axes.set_xlabel("mean KL, 95 % interval (nats); right: change against published")
 
 
-def _ticks(axes: Axes) -> None:
-    """Plain numbers at 1, 2 and 5 of each decade: an axis of less than a decade has to be read, too."""
+def _ticks(axes: Axes, values: pd.Series) -> None:
+    """Plain numbers at 1, 2 and 5 of each decade where the values span few: such an axis has to be read, too."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if values.max() < 30 * values.min():
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,7 +1,7 @@
 """Scores and their floors by layer, one panel for each source: which scores measure the quantizer at all?
 
-The floor is what moving each stored value to the neighbouring value of the compute dtype does; one BF16 step is the same
-with the neighbouring BF16 value, what a cache that is not quantized resolves.
+The floor is what moving each stored value to the neighbouring value of the compute dtype does; one BF16 step is the
+same with the neighbouring BF16 value, what a cache that is not quantized resolves.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Panels by source (across) and part (down) on one scale; a band from the smallest to the largest head."""
+    """Panels by source (across) and part (down) on one scale; bands run from the smallest to the largest head."""
     from matplotlib.figure import Figure
 
     sources, parts = (list(dict.fromkeys(table[name])) for name in ("source", "part"))
@@ -87,19 +87,15 @@ def _panel(axes: Axes, table: pd.DataFrame, levels: list[str], scale: ZeroStrip)
         own = table[table["level"] == level]
         if own.empty:
             continue
-        look, band, label = _look(level, index)
         low, middle, high = (scale.place(own[f"{name}_kl"]) for name in ("lowest", "median", "highest"))
-        axes.fill_between(own["layer"], low, high, lw=0, **band)
-        axes.plot(own["layer"], middle, **look, markersize=3.5, label=label)
-
-
-def _look(level: str, index: int) -> tuple[dict[str, object], dict[str, object], str]:
-    """Line, band and label: the floor is hatched, for below it nothing is known."""
-    if level == FLOOR:
-        look = {"color": "#6b6b6b", "linestyle": (0, (4, 2)), "lw": 1.2}
-        return look, {"facecolor": "0.86", "edgecolor": "0.6", "hatch": "////"}, "floor: neighbouring values"
-    if level == BF16_STEP:
-        look = {"color": "#6b6b6b", "linestyle": (0, (1, 1.5)), "lw": 1.6}
-        return look, {"facecolor": "0.6", "alpha": 0.2}, "one BF16 step"
-    look = line_style(index)
-    return look, {"facecolor": look["color"], "alpha": 0.16}, level.upper()
+        if level == FLOOR:
+            # Wide and pale, so that a score on its floor shows as a line inside it; hatched where nothing is known.
+            below = {"facecolor": "0.96", "edgecolor": "0.85", "hatch": "///", "lw": 0, "zorder": 0}
+            axes.fill_between(own["layer"], axes.get_ylim()[0], middle, **below)
+            axes.plot(own["layer"], middle, color="0.7", lw=5, label="floor: neighbouring values", zorder=1)
+            continue
+        look = {"color": "0.35", "linestyle": (0, (1, 1.5)), "lw": 1.6} if level == BF16_STEP else line_style(index)
+        axes.fill_between(own["layer"], low, high, facecolor=look["color"], alpha=0.16, lw=0)
+        axes.plot(
+            own["layer"], middle, **look, markersize=3.5, label="one BF16 step" if level == BF16_STEP else level.upper()
+        )

@@ -43,7 +43,7 @@ class ZeroStrip:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
         (axes.set_xlim if which == "x" else axes.set_ylim)(10**bottom, 10**high)
         decades = range(math.ceil(low), math.floor(high) + 1)
-        every = max(1, len(decades) // 8)
+        every = max(1, -(-len(decades) // 10))
         shown = [(10.0**decade, f"$10^{{{decade}}}$") for decade in decades if decade % every == 0]
         minor = [
             factor * 10.0**decade

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from kvstages.equal_bytes import equal_bytes
 from kvstages.html_page import Column, Section, count, decimal, divergence, factor, page, percent
 from kvstages.joint_table import PUBLISHED, RANDOM, read_joint
-from kvstages.tables.common import PROXY_NOTE, joint_note, page_title, storage_notes
+from kvstages.tables.common import PROXY_NOTE, joint_notes, page_title
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOTES = [
-    "In brackets: 95 % interval, bootstrap over blocks. Less KL and the change of agreement are paired: both policies "
-    "are measured on the same blocks, and what is resampled is their difference. Where the interval holds 0, the data "
-    "do not tell the two apart.",
-    "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the published "
-    "recipe at the same budget; below 0 is more KL.",
-    "Equal bytes: each budget is the KL budget of the published recipe in nats of the proxy, and every other recipe "
-    "takes the bytes of its policy, or less by no more than one unit's granularity.",
-    "Random policies are drawn uniformly from all of those bytes. Random ones that are better: share of them with "
-    "less joint KL than the recipe. The row random is the mean over them, its interval that of this mean over blocks.",
+    "Less KL and the change of agreement are paired: both policies are measured on the same blocks, and these are "
+    "resampled for both together. Where the interval holds 0, the data do not tell the two apart.",
+    "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the "
+    "published recipe at the same budget; below 0 is more KL.",
+    "Equal bytes: each budget is the KL budget of the published recipe, in nats of its proxy. Every other recipe takes "
+    "the bytes of its policy or less, by less than what one unit's move saves.",
+    "Random policies are drawn uniformly from all that take those bytes. The row random is the mean over those that "
+    "were measured, its interval that of this mean over blocks. The last two columns are shares: of these, those with "
+    "less joint KL than the recipe; and of all that were drawn, those with a smaller proxy by the same scores.",
 ]
 
 
@@ -39,7 +39,8 @@ def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> 
         Column("less KL than published", "kl_reduction", share, interval=True),
         Column("agreement", "agreement", percent, interval=True),
         Column("change of agreement (points)", "agreement_difference", points, interval=True),
-        Column("random ones that are better", "random_better", percent),
+        Column("random ones with less KL", "random_less_kl", percent),
+        Column("drawn ones with less proxy", "drawn_less_proxy", percent),
     ]
     random = [
         Column("budget", "budget", str),
@@ -61,11 +62,10 @@ def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> 
         for row in table.drop_duplicates("recipe").itertuples()
     ]
     notes = [
-        joint_note(policies, int(table["blocks"].iloc[0])),
+        *joint_notes(policies, int(table["blocks"].iloc[0])),
         f"Recipes: {'; '.join(described)}.",
         *NOTES,
         PROXY_NOTE,
-        *storage_notes(policies.to_dict("records")),
     ]
     return table, page(page_title(study, "recipes at equal bytes"), sections, notes)
 
