@@ -113,3 +113,49 @@ def adaptation_command(adapted: tuple[Path, ...], original: tuple[Path, ...], ou
     from kvstages.figures.style import write_figure
 
     write_figure(output, numbers(original, adapted), draw)
+
+
+@command.command("floor")
+@click.argument("sensitivities", metavar="SENSITIVITY.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def floor_command(sensitivities: tuple[Path, ...], output: Path) -> None:
+    """Scores and their floor by layer. A panel for each gathered sensitivity table given."""
+    from kvstages.figures.floor import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(sensitivities), draw)
+
+
+@command.command("equal-bytes")
+@click.argument("comparisons", metavar="BUDGET/joint.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def equal_bytes_command(comparisons: tuple[Path, ...], output: Path) -> None:
+    """Joint KL of recipes at equal bytes. A panel for each comparison given; its folder tells the budget, and the
+    candidates.json beside it where the random policies lie.
+    """
+    from kvstages.figures.equal_bytes import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(comparisons), draw)
+
+
+@command.command("frontier")
+@click.argument("frontier", metavar="joint.csv", type=FILE)
+@output_option
+def frontier_command(frontier: Path, output: Path) -> None:
+    """Joint KL against bytes. A line for each family of policies, the uniform ones beside."""
+    from kvstages.figures.frontier import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(frontier), draw)
+
+
+@command.command("proxy-joint")
+@click.argument("tables", metavar="joint.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def proxy_joint_command(tables: tuple[Path, ...], output: Path) -> None:
+    """Proxy against joint KL. All policies of the tables given, by the source of their scores."""
+    from kvstages.figures.proxy_joint import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(tables), draw)

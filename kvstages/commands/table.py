@@ -91,6 +91,41 @@ def sensitivity_summary_command(
     _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published), title))
 
 
+@command.command("equal-bytes")
+@click.argument("comparisons", metavar="BUDGET/joint.csv...", type=FILE, nargs=-1, required=True)
+@title_option
+@output_option
+def equal_bytes_command(comparisons: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """Recipes at equal bytes, against the published one. A section for each comparison given; its folder tells the
+    budget, and the candidates.json beside it where the random policies lie.
+    """
+    from kvstages.tables.equal_bytes import equal_bytes_table
+
+    _write(output, *equal_bytes_table(comparisons, title))
+
+
+@command.command("frontier")
+@click.argument("frontier", metavar="joint.csv", type=FILE)
+@title_option
+@output_option
+def frontier_command(frontier: Path, title: str | None, output: Path) -> None:
+    """Bytes and joint KL of every policy along the frontier. A section for each family."""
+    from kvstages.tables.frontier import frontier_table
+
+    _write(output, *frontier_table(frontier, title))
+
+
+@command.command("proxy-joint")
+@click.argument("tables", metavar="joint.csv...", type=FILE, nargs=-1, required=True)
+@title_option
+@output_option
+def proxy_joint_command(tables: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """How the proxy orders policies, and its ratio to the joint KL. By source of the scores and size of the proxy."""
+    from kvstages.tables.proxy_joint import proxy_joint_table
+
+    _write(output, *proxy_joint_table(tables, title))
+
+
 def _folder(published: str | None) -> Path | None:
     from kvstages.published import published_folder
 

@@ -1,9 +1,11 @@
-"""Shades of maps: which precision has which, and whether black or white text reads on one."""
+"""Shades: which precision has which in maps, that of random policies, and whether white text reads on one."""
 
 from __future__ import annotations
 
 # Lightness rises in even steps, so the precisions read the same in grey.
 PRECISIONS = {"bf16": "#1f3d5c", "int8": "#4a76a0", "int4": "#86aac9", "int3": "#bfd3e3", "int2": "#f3f6f9"}
+# Marks and bands of random policies, wherever they are drawn.
+RANDOM_POLICIES = "#5d8fb8"
 
 
 def ink(colour: object) -> str:

@@ -17,10 +17,10 @@ from kvstages.tables.common import (
     PUBLISHED_NOTE,
     WINDOW,
     held_out_sections,
-    measured,
+    measured_note,
+    page_title,
     put_beside,
     storage_notes,
-    title,
 )
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def adaptation(
         "Arm noise trains with cache noise; arm control does the same steps without it. No noise in evaluation.",
         "Mean and standard deviation: of the sample of seeds. An arm with a single seed has neither; without noise "
         "nothing is random, so one run says all.",
-        measured(before + [record for _, _, record in after]),
+        measured_note(before + [record for _, _, record in after]),
         INTERVAL_NOTE,
         *storage_notes(before),
     ]
     mean = ("seed", "mean")
     sections = [Section("Divergence and agreement", columns, table, mean), *held_out_sections(names, table, mean)]
-    return table, page(title(study, "adaptation"), sections, notes + [PUBLISHED_NOTE] * (published is not None))
+    return table, page(page_title(study, "adaptation"), sections, notes + [PUBLISHED_NOTE] * (published is not None))
 
 
 def _pick(record: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ HELD_OUT = [
 PUBLISHED_HELD_OUT = [name for name in HELD_OUT if not name.endswith(("_low", "_high"))]
 
 STORAGE_NOTES = [
-    "Bytes are the persistent payload plus the scales of one cache of {tokens} tokens at batch 1; transient "
+    "Bytes are the persistent payload plus the scales of one cache of {tokens} at batch 1; transient "
     "reconstruction while decoding is not counted. Keys and values that are not quantized are stored in BF16, 2 bytes "
     "an element, whatever the model computes in.",
     "Less storage is not a speed-up: decoding from a packed cache does more work, and no speed is measured here.",
@@ -39,7 +39,7 @@ PUBLISHED_NOTE = (
 )
 
 
-def title(study: str | None, table: str) -> str:
+def page_title(study: str | None, table: str) -> str:
     """Title of a page: the study's, if known, and the table's."""
     return f"{table[0].upper()}{table[1:]}" if study is None else f"{study}: {table}"
 
@@ -78,7 +78,7 @@ def settings(records: Sequence[Mapping[str, Any]]) -> str:
     return "{execution} execution, computed in {compute_dtype}".format(**said)
 
 
-def measured(records: Sequence[Mapping[str, Any]]) -> str:
+def measured_note(records: Sequence[Mapping[str, Any]]) -> str:
     """How and on what the records of evaluations were measured."""
     windows = dict.fromkeys(
         f"window {r['window']}, {r['sequences']:,} blocks of {r['tokens_per_cache']} tokens, "
@@ -90,5 +90,16 @@ def measured(records: Sequence[Mapping[str, Any]]) -> str:
 
 def storage_notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """What bytes mean, for the caches that the records of evaluations count."""
-    tokens = " / ".join(dict.fromkeys(str(record["tokens_per_cache"]) for record in records))
+    tokens = " / ".join(dict.fromkeys(f"{record['tokens_per_cache']} tokens" for record in records))
     return [note.format(tokens=tokens) for note in STORAGE_NOTES]
+
+
+def joint_notes(policies: pd.DataFrame, blocks: int) -> list[str]:
+    """How and on what the policies of a joint.csv were measured, and what their bytes mean."""
+    records = policies.to_dict("records")
+    windows = " / ".join(dict.fromkeys(policies["window"]))
+    return [
+        f"Measured jointly with {settings(records)}, teacher-forced; {blocks:,} blocks of the window {windows}.",
+        INTERVAL_NOTE,
+        *(note.format(tokens="one block") for note in STORAGE_NOTES),
+    ]

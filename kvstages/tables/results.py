@@ -19,10 +19,10 @@ from kvstages.tables.common import (
     PUBLISHED_NOTE,
     WINDOW,
     held_out_sections,
-    measured,
+    measured_note,
+    page_title,
     put_beside,
     storage_notes,
-    title,
 )
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def results(
         ],
         table,
     )
-    notes = [measured(records), INTERVAL_NOTE, TENSORS_NOTE, PROXY_NOTE, *storage_notes(records)]
+    notes = [measured_note(records), INTERVAL_NOTE, TENSORS_NOTE, PROXY_NOTE, *storage_notes(records)]
     sections = [storage, *held_out_sections([Column("policy", "policy", str)], table)]
     return table, page(
-        title(study, "results of every policy"), sections, notes + [PUBLISHED_NOTE] * (published is not None)
+        page_title(study, "results of every policy"), sections, notes + [PUBLISHED_NOTE] * (published is not None)
     )

@@ -15,10 +15,10 @@ from kvstages.tables.common import (
     PROXY_NOTE,
     PUBLISHED_NOTE,
     WINDOW,
+    page_title,
     put_beside,
     settings,
     storage_notes,
-    title,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def sensitivity_summary(
             "What the scores say: trend over layers, ratio to INT8, sum against the joint policy", structure, shown
         ),
     ]
-    said = title(study, "sensitivity summary")
+    said = page_title(study, "sensitivity summary")
     return table, page(said, sections, notes + [PUBLISHED_NOTE] * (published is not None))
 
 

@@ -6,6 +6,7 @@ Makes: results/{study}/figures/{figure}.svg, .png and .csv; results/{study}/tabl
 
 
 include: "report_targets.smk"
+include: "comparison_figures.smk"
 
 
 rule draw_sensitivity:
