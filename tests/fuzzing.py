@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvstages.cli import one_line
+
 SECONDS = 5.0
 MEGABYTES = 768
 NUMBERS = [
@@ -200,11 +202,9 @@ def attack(target: Target, count: int, folder: Path, seed: int = 0) -> dict[str,
                     target.read(path)
                 except (ValueError, OSError) as error:
                     problem = None
-                    line = " ".join(str(error).split())
+                    line = one_line(error)
                     if target.file not in line:
                         problem = f"does not name the file: {line}"
-                    elif len(line) > 3000:
-                        problem = f"is {len(line)} characters long: {line[:200]}"
                     result = "refused"
                 except BaseException as error:
                     problem, result = f"{type(error).__name__}: {error}"[:2000], "crashed"
