@@ -64,12 +64,12 @@ def broken(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     """Copies of a right study with one value that is wrong by itself."""
     values = {
-        "layers": [0, "12", True],
+        "layers": [0, "12", True, 10**9],
         "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"]],
         "precisions": [["int8"], ["int8", "int8"], ["int8", "fp8"]],
         "execution": ["fast"],
         "title": [" ", 3],
-        "block": [0],
+        "block": [0, 10**30],
     }
     for key, wrongs in values.items():
         for wrong in wrongs:
