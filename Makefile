@@ -1,5 +1,7 @@
 # make study   the environment, the default study, and report.html
 # make test    the same environment, lint and tests
+# make faults                kills, damage, full disks, bad hubs: minutes each
+# make fuzz                  a hundred thousand hostile files for the readers
 # make benchmark             our cache and sweep beside a plain implementation
 # make clean-study STUDY=S   remove everything that was made of the study S
 
@@ -10,7 +12,7 @@ INSTALLED := $(VENV)/installed
 export STUDY
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test env benchmark clean-study
+.PHONY: study report test faults fuzz env benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -25,6 +27,12 @@ test: $(INSTALLED)
 	snakefmt --check Snakefile workflow
 	snakemake --lint
 	pytest
+
+faults: $(INSTALLED)
+	pytest -m faults
+
+fuzz: $(INSTALLED)
+	pytest -m fuzz
 
 env: $(INSTALLED)
 
@@ -46,4 +54,5 @@ clean-study:
 		'' | bundled | -* | *[!a-z0-9-]*) \
 			echo "STUDY='$$STUDY': expected the name of a study, such as STUDY=embedded" >&2; exit 1;; \
 	esac
-	rm -rf resources/$(STUDY) results/$(STUDY) logs/*/$(STUDY) logs/*/$(STUDY).log
+	rm -rf resources/$(STUDY) results/$(STUDY) .made/resources/$(STUDY) .made/results/$(STUDY)
+	rm -rf logs/*/$(STUDY) logs/*/$(STUDY).log

@@ -61,7 +61,7 @@ def exact(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     """The best that the scores allow, by dynamic programming over bytes (``frontier``); nothing is random.
 
     Budget in nats: the fewest bytes whose proxy fits, and the least proxy of those bytes. In bytes: the least proxy
-    that fits, and the fewest bytes of that proxy. Scores relative to a policy do, too. ValueError where nothing fits.
+    that fits, and the fewest bytes of that proxy. ValueError where nothing fits.
     """
     found = frontier(table.costs, table.sizes)
     index = found.within_size(budget.amount) if budget.measure == "bytes" else found.within_cost(budget.amount)
@@ -186,10 +186,6 @@ def _descend(table: ScoreTable, parts: _Parts, rank: np.ndarray, budget: Budget,
     Under nats until none fits, passing over moves that do not (``passing``), or up to the first that does not. Under
     bytes until they fit; the last move then goes unit by unit.
     """
-    if table.dense is not None:
-        raise ValueError(
-            f"sensitivity {table.source}: relative to a policy, so no path leads from BF16; exact needs none"
-        )
     costs, sizes = parts.merge(table.costs), parts.merge(table.sizes)
     in_bytes = budget.measure == "bytes"
     if in_bytes and budget.amount < sizes[:, -1].sum():

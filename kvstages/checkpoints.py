@@ -92,6 +92,8 @@ def check_state(path: Path, config: GPTConfig, state: Mapping[str, Any]) -> dict
 
     Missing, extra, misshapen, integer and non-finite tensors are all refused.
     """
+    if config.num_layers > len(state):
+        raise ValueError(f"{path}: config num_layers is {config.num_layers}, but there are {len(state)} tensors in all")
     with torch.device("meta"):
         expected = GPT(config).state_dict()
     masks = {f"blocks.{layer}.causal_mask" for layer in range(config.num_layers)}

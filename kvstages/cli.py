@@ -37,6 +37,7 @@ TOOLS = {
     "crate": "Export a study as a Workflow Run RO-Crate.",
 }
 
+LONGEST_MESSAGE = 1000
 NO_MEMORY = "memory ran out; give a smaller --memory-mb (memory_mb in config/config.yaml), to adapt a smaller --batch"
 
 
@@ -51,6 +52,12 @@ def out_of_memory(error: Exception) -> bool:
         or type(error).__name__ == "OutOfMemoryError"
         or "DefaultCPUAllocator" in str(error)
     )
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in one line that a screen can hold: a wrong file may have put anything into it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 
 class StageGroup(click.Group):
@@ -75,8 +82,7 @@ class StageGroup(click.Group):
         try:
             return super().invoke(ctx)
         except (ValueError, OSError) as error:
-            message = " ".join(str(error).split()) or type(error).__name__
-            raise click.ClickException(message) from error
+            raise click.ClickException(one_line(error)) from error
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise

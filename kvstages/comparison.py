@@ -60,7 +60,25 @@ class Recipe:
             found = ALLOCATORS[self.allocator](self.table, budget, 0)
         except ValueError as error:
             raise ValueError(f"recipe {self.name}: {error}") from None
-        return _record(self.name, self, budget, found.choice, len(found.path))
+        return self.record(self.name, found.choice, budget, len(found.path))
+
+    def record(self, policy: str, choice: Sequence[str], budget: Budget | None, steps: int = 0) -> dict[str, Any]:
+        """Record of a policy, by precision of each unit [U], with the recipe; its proxy is the sum of the scores."""
+        table = self.table
+        record = policy_record(
+            policy,
+            self.allocator,
+            budget,
+            table.grid(choice),
+            table.proxy(choice),
+            steps,
+            table.head_dim,
+            table.tokens,
+            unit=table.unit,
+            ladder=table.ladder,
+            sensitivity=table.source,
+        )
+        return record | {"recipe": self.name}
 
 
 def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: int, seed: int) -> dict[str, Any]:
@@ -84,7 +102,7 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
         if recipe.allocator == "random":
             rungs = draw(recipe.table, limit, max(draws, random), seed)
             policies += [
-                _record(f"{recipe.name}-{number:04d}", recipe, at_limit, choice) | {"seed": seed}
+                recipe.record(f"{recipe.name}-{number:04d}", choice, at_limit) | {"seed": seed}
                 for number, choice in enumerate(np.array(recipe.table.ladder)[rungs[:random]].tolist(), start=1)
             ]
             spreads.append(spread(recipe, rungs, chosen))
@@ -132,8 +150,8 @@ def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
     """
     _check_names(recipes)
     policies = {
-        precision: _record(
-            precision, Recipe("uniform", "uniform", recipe.table), None, [precision] * len(recipe.table.units)
+        precision: Recipe("uniform", "uniform", recipe.table).record(
+            precision, [precision] * len(recipe.table.units), None
         )
         for precision in BITS
         for recipe in reversed(recipes)
@@ -148,27 +166,6 @@ def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
             policy["policy"] = f"{recipe.name}-{policy['bytes']['total']}B"
             policies.setdefault(policy["policy"], policy)
     return {"policies": list(policies.values())}
-
-
-def _record(
-    policy: str, recipe: Recipe, budget: Budget | None, choice: Sequence[str], steps: int = 0
-) -> dict[str, Any]:
-    """A policy's record (see ``policies``) with its recipe; the proxy is the sum of the scores."""
-    table = recipe.table
-    record = policy_record(
-        policy,
-        recipe.allocator,
-        budget,
-        table.grid(choice),
-        table.proxy(choice),
-        steps,
-        table.head_dim,
-        table.tokens,
-        unit=table.unit,
-        ladder=table.ladder,
-        sensitivity=table.source,
-    )
-    return record | {"recipe": recipe.name}
 
 
 def _check_names(recipes: Sequence[Recipe]) -> None:

@@ -16,9 +16,10 @@ from kvstages.execution import window_logits
 from kvstages.files import read_tensors
 from kvstages.gpt import GPT
 from kvstages.grid import Grid
-from kvstages.metrics import position_metrics, summarise
+from kvstages.metrics import position_metrics
 from kvstages.policies import check_policy
 from kvstages.runtime import Setting
+from kvstages.summary import summarise
 
 Policy = Mapping[str, Any]
 
@@ -99,13 +100,16 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
 
 
 def position_table(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns of a table with a row a position, by block and position; cross entropy is NaN where no token follows."""
+    """Columns of a table with a row a position, by block and position; NaN where no token follows to be predicted."""
     blocks, length = metrics["kl"].shape
     return {
         "block": np.repeat(np.arange(blocks), length),
         "position": np.tile(np.arange(length), blocks),
         "kl": metrics["kl"].ravel(),
+        "reverse_kl": metrics["reverse_kl"].ravel(),
         "agrees": metrics["agrees"].ravel().astype(int),
         "cross_entropy": metrics["cross_entropy"].ravel(),
+        "reference_cross_entropy": metrics["reference_cross_entropy"].ravel(),
+        "delta_p": metrics["delta_p"].ravel(),
         "logit_deviation": metrics["logit_deviation"].ravel(),
     }

@@ -101,7 +101,9 @@ def read_json(path: Path) -> Any:
     made.note(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ValueError(f"{path}: not a JSON file of this project (nested too deep)") from None
+    except ValueError as error:  # of its text, its characters, or a number of thousands of digits
         raise ValueError(f"{path}: not a JSON file ({error})") from error
 
 
@@ -170,7 +172,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata.get("record", "{}"))
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{path}: its record is {type(record).__name__}, expected a mapping")

@@ -17,7 +17,7 @@ from kvstages.execution import window_logits
 from kvstages.files import read_json
 from kvstages.gpt import GPT
 from kvstages.grid import Grid
-from kvstages.metrics import divergence, exponential_sum, log_normaliser
+from kvstages.metrics import cross_entropy, divergence, exponential_sum
 from kvstages.model_config import GPTConfig
 from kvstages.policies import check_policy
 from kvstages.runtime import Setting
@@ -99,6 +99,4 @@ def _block_means(logits: Tensor, tokens: Tensor, reference: Tensor, total: Tenso
     """Mean KL, agreement and cross entropy of each block: FP64 [B, 3]."""
     kl = divergence(logits, reference, total).mean(dim=1)
     agreement = (logits.argmax(dim=-1) == top).double().mean(dim=1)
-    targets = logits[:, :-1].gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
-    cross_entropy = (log_normaliser(logits[:, :-1]) - targets.double()).mean(dim=1)
-    return torch.stack((kl, agreement, cross_entropy), dim=1)
+    return torch.stack((kl, agreement, cross_entropy(logits, tokens).mean(dim=1)), dim=1)

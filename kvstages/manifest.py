@@ -115,13 +115,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8")
         record = json.loads(text)
+        written = json_text(record)
+        written.encode("utf-8")
     except ValueError as error:
         raise ValueError(f"{path}: damaged, not a JSON file ({error})") from error
     except RecursionError:
         raise ValueError(f"{path}: damaged, not a JSON file of this project (too deep)") from None
     if not isinstance(record, dict) or set(record) != set(KEYS):
         raise ValueError(f"{path}: damaged, or of another version: its keys are not those of a manifest")
-    if json_text(record) != text or own_digest(record) != record["sha256"]:
+    if written != text or own_digest(record) != record["sha256"]:
         raise ValueError(f"{path}: damaged, its text does not have the sha256 that it gives itself")
     check_paths(path, record)
     return record

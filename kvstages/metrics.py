@@ -17,9 +17,9 @@ CHUNK_ELEMENTS = {"cpu": 40_000, "cuda": 1 << 25}
 # A sum of exponentials within these bounds is exact to rounding: no term has overflowed, and those that have
 # underflowed are too small to count.
 SAFE_TOTAL = (1e-150, 1e150)
-RESAMPLES = 10_000
 
 
+@torch.no_grad()
 def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
     """Σ exp of logits [..., V] in FP64: [...]. It may overflow or underflow, unless ``lowered`` (see ``_lower``)."""
     flat = logits.reshape(-1, logits.shape[-1])
@@ -32,17 +32,7 @@ def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
     return total.view(logits.shape[:-1])
 
 
-def log_normaliser(logits: Tensor) -> Tensor:
-    """log Σ exp of logits [..., V], whatever their size, in FP64: [...]."""
-    total = exponential_sum(logits)
-    result = total.log()
-    unsafe = _unsafe(total)
-    if unsafe.any():
-        rows = logits[unsafe]
-        result[unsafe] = exponential_sum(rows, lowered=True).log_() + rows.amax(dim=-1).double()
-    return result
-
-
+@torch.no_grad()
 def divergence(logits: Tensor, reference: Tensor, reference_total: Tensor | None = None) -> Tensor:
     """D(p ‖ q) in nats for each position, FP64 [...], p the softmax of logits [..., V] and q of the reference.
 
@@ -121,74 +111,46 @@ def _log_ratio(total: Tensor, other: Tensor) -> Tensor:
     return torch.where(near, ((total - other) / other).log1p_(), total.log() - other.log())
 
 
+@torch.no_grad()
+def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross entropy in nats of token t + 1 at position t: logits [B, T, V], token ids [B, T]; FP64 [B, T − 1].
+
+    From the largest logit: exact where the prediction is sure, and never below 0.
+    """
+    logits = logits[:, :-1]
+    targets = logits.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+    below = logits.amax(dim=-1).double() - targets.double()
+    return exponential_sum(logits, lowered=True).log_() + below
+
+
 def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[str, np.ndarray]:
     """Metrics of each position of blocks: logits and reference [B, T, V], token ids [B, T]; arrays [B, T].
 
-    kl; agrees (both argmaxes are the same token); logit_deviation (largest absolute difference); cross_entropy and
-    reference_cross_entropy of token t + 1 at position t, NaN at the last position.
+    kl and reverse_kl, D(p ‖ q) and D(q ‖ p) of the policy's p and the reference's q; agrees (both argmaxes are the same
+    token); logit_deviation (largest absolute difference). Of the true next token, and so NaN at the last position:
+    cross_entropy and reference_cross_entropy, and delta_p, its probability under the policy minus under the reference.
     """
-
-    def cross_entropy(scores: Tensor) -> Tensor:
-        result = torch.full(tokens.shape, math.nan, dtype=torch.float64, device=scores.device)
-        targets = scores[:, :-1].gather(-1, tokens[:, 1:].to(scores.device).unsqueeze(-1)).squeeze(-1)
-        result[:, :-1] = log_normaliser(scores)[:, :-1] - targets.double()
-        return result
-
+    own, other = (
+        torch.nn.functional.pad(cross_entropy(scores, tokens.to(scores.device)), (0, 1), value=math.nan)
+        for scores in (logits, reference)
+    )
     metrics = {
         "kl": divergence(logits, reference),
+        "reverse_kl": divergence(reference, logits),
         "agrees": logits.argmax(dim=-1) == reference.argmax(dim=-1),
         "logit_deviation": _largest_gap(logits, reference),
-        "cross_entropy": cross_entropy(logits),
-        "reference_cross_entropy": cross_entropy(reference),
+        "cross_entropy": own,
+        "reference_cross_entropy": other,
+        "delta_p": (-own).exp() - (-other).exp(),
     }
     return {name: values.cpu().numpy() for name, values in metrics.items()}
 
 
 def _largest_gap(logits: Tensor, reference: Tensor) -> Tensor:
-    """Largest |a − b| of logits a and b [B, T, V] at each position: FP64 [B, T]."""
-    result = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
-    for block, (rows, others) in enumerate(zip(logits, reference, strict=True)):
-        result[block] = (rows.double() - others.double()).abs_().amax(dim=-1)
-    return result
-
-
-def block_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean of values [B, T], resampling whole blocks.
-
-    Positions of one block depend on each other, blocks hardly. Efron and Tibshirani, An Introduction to the Bootstrap.
-    """
-    means = values.mean(axis=1)
-    draws = np.random.default_rng(seed).integers(len(means), size=(RESAMPLES, len(means)))
-    low, high = np.quantile(means[draws].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def summarise(metrics: dict[str, np.ndarray]) -> dict[str, float | int | None]:
-    """The figures of one policy on one window, from its position metrics [B, T]."""
-    kl, agrees = metrics["kl"], metrics["agrees"].astype(bool)
-    disagreeing = ~agrees.all(axis=1)
-    cross_entropy = float(np.nanmean(metrics["cross_entropy"]))
-    kl_low, kl_high = block_interval(kl)
-    agreement_low, agreement_high = block_interval(agrees.astype(float))
-    p50, p95, p99 = (float(value) for value in np.quantile(kl, [0.5, 0.95, 0.99]))
-    return {
-        "sequences": kl.shape[0],
-        "positions": kl.size,
-        "targets": int(np.isfinite(metrics["cross_entropy"]).sum()),
-        "mean_kl": float(kl.mean()),
-        "mean_kl_low": kl_low,
-        "mean_kl_high": kl_high,
-        "p50_kl": p50,
-        "p95_kl": p95,
-        "p99_kl": p99,
-        "max_kl": float(kl.max()),
-        "agreement": float(agrees.mean()),
-        "agreement_low": agreement_low,
-        "agreement_high": agreement_high,
-        "cross_entropy": cross_entropy,
-        "perplexity": math.exp(cross_entropy),
-        "reference_cross_entropy": float(np.nanmean(metrics["reference_cross_entropy"])),
-        "max_logit_deviation": float(metrics["logit_deviation"].max()),
-        "first_disagreement_mean": float((~agrees[disagreeing]).argmax(axis=1).mean()) if disagreeing.any() else None,
-        "sequences_with_disagreement": int(disagreeing.sum()),
-    }
+    """Largest |a − b| of logits a and b [..., V] at each position: FP64 [...]."""
+    flat = [logits.reshape(-1, logits.shape[-1]), reference.reshape(-1, logits.shape[-1])]
+    result = torch.empty(len(flat[0]), dtype=torch.float64, device=logits.device)
+    for (rows, others), (own, other), (largest,) in _chunks(flat, 2, [result]):
+        rows.copy_(own).sub_(others.copy_(other))
+        torch.amax(rows.abs_(), dim=-1, out=largest)
+    return result.view(logits.shape[:-1])

@@ -37,9 +37,8 @@ class ScoreTable:
 
     ``kl`` [P, U]: mean KL (nats) with that unit alone quantized. ``error`` [P, U]: relative reconstruction error of
     its keys and values, NaN where the source has none. ``precisions``: most bits first. ``tokens``: positions of the
-    cache whose bytes count. ``source``: where the scores come from. ``dense`` [U]: scores of BF16 where all scores are
-    relative to a policy, what changing that unit alone adds to its KL; those may be negative. Otherwise BF16 scores 0.
-    ValueError names the unit of a score that is NaN, infinite or negative beyond rounding.
+    cache whose bytes count. ``source``: where the scores come from. ValueError names the unit of a score that
+    is NaN, infinite or negative beyond rounding.
     """
 
     layers: int
@@ -51,7 +50,6 @@ class ScoreTable:
     head_dim: int
     tokens: int
     source: str
-    dense: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not self.precisions or list(self.precisions) != [p for p in QUANTIZED if p in self.precisions]:
@@ -63,13 +61,12 @@ class ScoreTable:
         for name in ("kl", "error"):
             if getattr(self, name).shape != expected:
                 raise ValueError(f"{name} of shape {getattr(self, name).shape}, expected {expected}")
-        wrong = np.argwhere(~np.isfinite(self.scores) | (self.scores < (ROUNDING if self.dense is None else -np.inf)))
+        wrong = np.argwhere(~(np.isfinite(self.kl) & (self.kl >= ROUNDING)))
         if len(wrong):
             precision, unit = wrong[0]
             raise ValueError(
-                f"sensitivity of {describe(self.units[unit])}, {('bf16', *self.precisions)[precision]}: "
-                f"{self.scores[precision, unit]}; expected a finite KL"
-                + (" of 0 or more" if self.dense is None else "")
+                f"sensitivity of {describe(self.units[unit])}, {self.precisions[precision]}: "
+                f"{self.kl[precision, unit]}; expected a finite KL of 0 or more"
             )
 
     @cached_property
@@ -97,18 +94,13 @@ class ScoreTable:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """``dense`` (or zeros) and ``kl`` together [1 + P, U]."""
-        return np.stack([np.zeros(len(self.units)) if self.dense is None else self.dense, *self.kl])
-
-    @cached_property
-    def _counted(self) -> np.ndarray:
-        """The scores as they count [1 + P, U]: where rounding left a KL less than 0, it is 0."""
-        return np.maximum(self.scores, 0.0) if self.dense is None else self.scores
+        """Scores of BF16, all 0, and of every precision [1 + P, U]: where rounding left a KL less than 0, it is 0."""
+        return np.stack([np.zeros(len(self.units)), *np.maximum(self.kl, 0.0)])
 
     @cached_property
     def costs(self) -> np.ndarray:
         """Score of each unit at each rung (nats) [U, R]."""
-        return self._rungs(self._counted)
+        return self._rungs(self.scores)
 
     @cached_property
     def errors(self) -> np.ndarray:
@@ -129,7 +121,7 @@ class ScoreTable:
     def proxy(self, choice: Sequence[str]) -> float:
         """Sum of the single-unit scores (nats) of a precision for each unit [U], added in the order of the units."""
         rows = [("bf16", *self.precisions).index(precision) for precision in choice]
-        return float(np.cumsum(self._counted[rows, np.arange(len(self.units))])[-1])
+        return float(np.cumsum(self.scores[rows, np.arange(len(self.units))])[-1])
 
     def choice(self, grid: Grid) -> list[str] | None:
         """The precision of each unit [U] of a grid; None where this table has no score for it: another shape or
@@ -155,8 +147,8 @@ def read_scores(
 ) -> ScoreTable:
     """Scores of a decoder's units at some precisions, or at all that the table has for such units.
 
-    A table that scores BF16, too, holds scores relative to a policy (see ``ScoreTable``). ValueError names ``path`` and
-    a unit and precision whose score is missing, repeated, NaN or negative, or a table of another shape of decoder.
+    ValueError names ``path`` and a unit and precision whose score is missing, repeated, NaN or negative, or a table of
+    another shape of decoder.
     """
     table = read_table(path)
     table = table[table["part"].isin(UNITS[unit])]
@@ -178,19 +170,16 @@ def read_scores(
         layer, head, part, precision = repeated.iloc[0][KEY]
         raise ValueError(f"{path}: two scores of {describe(Unit(layer, head, part))}, {precision}")
     found = dict(zip(table[KEY].itertuples(index=False, name=None), table[VALUES].to_numpy(), strict=True))
-    relative = (table["precision"] == "bf16").any()
-    rows = ["bf16", *asked] if relative else asked
     places = units(*shape, unit)
-    wanted = [(*place, precision) for precision in rows for place in places]
+    wanted = [(*place, precision) for precision in asked for place in places]
     absent = [key for key in wanted if key not in found]
     if absent:
         raise ValueError(f"{path}: no score of {describe(Unit(*absent[0][:3]))}, {absent[0][3]}")
-    values = np.array([found[key] for key in wanted]).reshape(len(rows), len(places), len(VALUES))
+    values = np.array([found[key] for key in wanted]).reshape(len(asked), len(places), len(VALUES))
     kl, error = values[..., 0], values[..., 1]
-    dense, kl, error = (kl[0], kl[1:], error[1:]) if relative else (None, kl, error)
     source = read_source(path, table)
     try:
-        return ScoreTable(*shape, unit, tuple(asked), kl, error, config.head_dim, tokens, source, dense)
+        return ScoreTable(*shape, unit, tuple(asked), kl, error, config.head_dim, tokens, source)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
 

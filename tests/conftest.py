@@ -31,7 +31,8 @@ SHAPE = {"vocab_size": 64, "context_len": 16, "embedding_dim": 16, "num_layers":
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 SHARED = {"studies": ["small"], "device": "cpu", "threads": 1, "memory_mb": 1024, "container": "kvstages.sif"}
 STUDY = {
-    "title": "A small random decoder",
+    # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
+    "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",
     "layers": 2,
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},

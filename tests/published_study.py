@@ -1,11 +1,12 @@
 """A study's result files, made of the published figures in the project's formats; what was not published is made up.
 
-Made up, with a fixed seed where random: the floors, positions.csv, the 95 % intervals, the control arm, the curves of
-the later seeds, and the comparison.
+Made up, with a fixed seed where random: the floors, positions.csv, intervals and errors, KL in reverse, Δp, the
+percentiles that were not published, the control arm, the curves of the later seeds, and the comparison.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvstages.published import (
     published_sensitivities,
     published_validation,
 )
+from kvstages.summary import summarise
 
 PUBLISHED = SHIPPED / "gpt2-nano"
 MEASURED = {"execution": "incremental", "compute_dtype": "bfloat16"}
@@ -103,6 +105,7 @@ def table_arguments(name: str, study: Path) -> list[str]:
     return {
         **comparison_arguments(study),
         "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
+        "divergence": sorted(map(str, study.glob("policies/*/evaluation.json"))),
         "adaptation": [
             *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
             *(word for path in originals for word in ("--original", path)),
@@ -141,15 +144,16 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
     kl[:, 0] = 0.0
     table = pd.DataFrame({
         "block": np.repeat(np.arange(BLOCKS), POSITIONS), "position": np.tile(np.arange(POSITIONS), BLOCKS),
-        "kl": kl.ravel(), "agrees": 1, "cross_entropy": 2.7, "logit_deviation": 0.1,
+        "kl": kl.ravel(), "reverse_kl": kl.ravel(), "agrees": 1, "cross_entropy": 2.7, "reference_cross_entropy": 2.7,
+        "delta_p": 0.01, "logit_deviation": 0.1,
     })  # fmt: skip
     write_table(place / "positions.csv", table)
 
 
 def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:
-    """An evaluation.json of published metrics; the intervals are made up."""
+    """An evaluation.json of published metrics; what was not published is made up."""
     known = {key: value for key, value in metrics.items() if key != "tokens_per_second"}
-    return known | {
+    return _made_up_figures(metrics["mean_kl"]) | known | {
         "policy": policy, "window": "validation", **MEASURED, "device": "cpu", "threads": 1,
         "sequences": BLOCKS, "positions": BLOCKS * POSITIONS, "targets": BLOCKS * (POSITIONS - 1),
         "mean_kl_low": metrics["mean_kl"] * 0.92, "mean_kl_high": metrics["mean_kl"] * 1.09,
@@ -157,6 +161,19 @@ def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:
         "reference_cross_entropy": 2.744030029054672, "proxy": proxy, "tokens_per_cache": 64,
         "reconstruction_bytes": 4096,
     }  # fmt: skip
+
+
+@cache
+def _made_up_figures(mean_kl: float) -> dict[str, float]:
+    random = np.random.default_rng(0)
+    kl = mean_kl * random.lognormal(-0.5, 1.0, (BLOCKS, POSITIONS))
+    reference = random.gamma(2.0, 1.37, (BLOCKS, POSITIONS))
+    own = np.abs(reference + np.sqrt(mean_kl) * random.normal(size=reference.shape))
+    own[:, -1] = reference[:, -1] = np.nan
+    return summarise({
+        "kl": kl, "reverse_kl": 1.1 * kl, "agrees": random.random(kl.shape) > mean_kl, "logit_deviation": kl,
+        "cross_entropy": own, "reference_cross_entropy": reference, "delta_p": np.exp(-own) - np.exp(-reference),
+    })  # fmt: skip
 
 
 def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:

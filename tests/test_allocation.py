@@ -18,7 +18,6 @@ from kvstages.frontier import frontier
 from kvstages.grid import Grid
 from kvstages.published import published_policies
 from kvstages.quantizer import QUANTIZED
-from kvstages.scores import ScoreTable
 
 BUDGETS = ["0.01", "0.05", "0.1", "0.25", "0.5"]
 LADDERS = [subset for count in range(1, 5) for subset in itertools.combinations(QUANTIZED, count)]
@@ -316,14 +315,3 @@ def test_a_move_that_saves_nothing_is_not_made():
     assert greedy(head_table({"int8": [[0.0]], "int4": [[0.0]]}, head_dim=1), nats(1.0)) == ([["bf16"]], [])
     policy, path = greedy(head_table({"int8": [[0.0]], "int4": [[0.0]]}, head_dim=2), nats(1.0))
     assert policy == [["int4"]] and [(move.before, move.after) for move in path] == [("bf16", "int4")]
-
-
-def test_scores_relative_to_a_policy_are_for_exact_alone():
-    """Such scores may be negative, BF16's too: the sum of what to change, at the bytes there are."""
-    dense, kl = np.array([-0.5, 0.25, 0.0]), np.array([[0.0, 0.0, -1.0], [0.5, -0.75, 2.0]])
-    table = ScoreTable(1, 3, "head", ("int8", "int4"), kl, kl * np.nan, 8, 4, "around", dense)
-    found = exact(table, in_bytes(size(table, ["bf16"] * 3)))
-    assert found.choice == ["bf16", "int4", "int8"] and table.proxy(found.choice) == -2.25
-    assert exact(table, in_bytes(size(table, ["int8"] * 3))).choice == ["int8", "int4", "int8"]
-    with pytest.raises(ValueError, match="sensitivity around: relative to a policy, so no path leads from BF16"):
-        ALLOCATORS["greedy"](table, nats(1.0), 0)

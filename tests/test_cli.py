@@ -102,7 +102,7 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
     model, window = source / paths["checkpoint"], ["--window", "validation"]
     shard = ["--shard", source / paths["shard"], "--model", model, "--block", 8]
     windows = ["windows", *shard, "--window", "adaptation=0:16", "--window", "validation=64:96", "--output", "windows"]
-    sensitivity = ["sensitivity", "0.csv", "1.csv", "--output", "sensitivity.csv"]
+    sensitivity = ["sensitivity", "0.csv", "1.csv", "--source", "mine", "--output", "sensitivity.csv"]
     policy = ["--policy", "int8", "--allocator", "uniform", "--precision", "int8", "--sensitivity", "sensitivity.csv"]
     allocate = ["allocate", *policy, "--model", model, "--output", "int8.json", "--steps", "steps.csv"]
     decoder = ["--model", "model.safetensors", "--windows", "windows", "--device", "cpu"]
@@ -116,7 +116,7 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
         sensitivity,
         allocate,
         ["evaluate", *decoder, *window, *files],
-        *(["adapt", *decoder, *arm, "--arithmetic", arithmetic] for arithmetic in ("float32", "bfloat16")),
+        *(["adapt", *decoder, *arm, "--compute-dtype", dtype] for dtype in ("float32", "bfloat16")),
     ]
     assert imports_of_stages(stages, tmp_path, ["torch", "torch._dynamo", "torch._inductor", "sympy"]) == "torch"
     assert imports_of_stages([windows, sensitivity, allocate], tmp_path, ["torch"]) == ""

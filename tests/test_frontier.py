@@ -58,6 +58,12 @@ def test_limits_of_size_and_cost():
     assert found.within_size(4) is None and found.within_cost(-0.1) is None
 
 
+def test_of_equal_assignments_the_last_units_take_the_first_choice_that_will_do():
+    found = frontier(np.ones((3, 3)), np.array([[8, 4, 4]] * 3))
+    assert found.sizes.tolist() == [12, 16, 20, 24]
+    assert [found.choice(index).tolist() for index in range(4)] == [[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]]
+
+
 def test_a_negative_cost_is_a_cost():
     found = frontier(np.array([[0.5, -1.0], [-2.0, 0.0]]), np.array([[2, 1], [2, 1]]))
     assert dict(zip(found.sizes.tolist(), found.costs.tolist(), strict=True)) == {4: -1.5, 3: -3.0, 2: -1.0}

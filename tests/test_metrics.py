@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.metrics import block_interval, divergence, exponential_sum, log_normaliser, position_metrics, summarise
+from kvstages.metrics import divergence, exponential_sum, position_metrics
 
 
 @settings(deadline=None)
@@ -37,6 +37,12 @@ def test_divergence_is_the_kl_of_softmaxes_in_fp64(rows, width, spread, dtype, s
 def test_equal_logits_diverge_by_exactly_nothing(dtype):
     logits = (torch.randn(7, 11, 301) * 8).to(dtype)
     assert torch.equal(divergence(logits, logits.clone()), torch.zeros(7, 11, dtype=torch.float64))
+
+
+def test_logits_that_a_gradient_flows_to_are_measured_too():
+    logits = torch.randn(2, 9, requires_grad=True)
+    for measured in (divergence(logits, torch.zeros(2, 9)), exponential_sum(logits)):
+        assert not measured.requires_grad and measured.shape == (2,)
 
 
 def exact_divergence(logits, reference):
@@ -85,8 +91,11 @@ def test_no_logits_are_too_large(dtype):
     assert torch.isfinite(measured).all()
     assert np.allclose(measured, exact_divergence(logits, reference), rtol=1e-14, atol=1e-15)
     assert torch.equal(divergence(logits, logits.clone()), torch.zeros(len(rows), dtype=torch.float64))
-    expected = torch.logsumexp(logits.double(), -1)
-    assert torch.allclose(log_normaliser(logits), expected, rtol=1e-15, atol=1e-15)
+    tokens = torch.zeros(1, len(rows), dtype=torch.long)
+    measured = position_metrics(logits[None], reference[None], tokens)
+    expected = torch.log_softmax(logits.double(), -1)[:-1, 0]
+    assert np.allclose(measured["cross_entropy"][0, :-1], -expected, rtol=1e-15, atol=1e-15)
+    assert all(np.isfinite(values[:, :-1]).all() for values in measured.values())
 
 
 def test_the_largest_doubles_give_a_number_too():
@@ -114,9 +123,9 @@ def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        whole = divergence(logits, reference), log_normaliser(logits), exponential_sum(logits)
+        whole = divergence(logits, reference), exponential_sum(logits)
         monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": chunk})
-        parts = divergence(logits, reference), log_normaliser(logits), exponential_sum(logits)
+        parts = divergence(logits, reference), exponential_sum(logits)
         given = divergence(logits, reference, exponential_sum(reference))
     finally:
         torch.set_num_threads(threads)
@@ -124,37 +133,32 @@ def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
     assert torch.equal(given, whole[0])
 
 
-def test_position_metrics_and_their_summary_by_hand():
+def test_a_sure_prediction_costs_nothing_and_never_less():
+    logits = torch.zeros(1, 200, 4)
+    logits[0, :, 1] = torch.linspace(20, 90, 200)
+    measured = position_metrics(logits, logits, torch.ones(1, 200, dtype=torch.long))
+    entropy = measured["cross_entropy"][0, :-1]
+    assert (entropy >= 0).all() and entropy[0] == pytest.approx(3 * math.exp(-20)) and entropy[-1] == 0
+
+
+def test_position_metrics_by_hand():
     reference = torch.tensor([[[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]])
     logits = reference.clone()
+    logits[0, 0] = torch.tensor([1.0, 0.0, 0.0])
     logits[0, 1] = torch.tensor([1.5, 1.0, 0.0])
-    tokens = torch.tensor([[0, 1], [2, 0]])
+    tokens = torch.tensor([[2, 0], [2, 1]])
     metrics = position_metrics(logits, reference, tokens)
     assert metrics["agrees"].tolist() == [[True, False], [True, True]]
-    assert metrics["logit_deviation"].tolist() == [[0, 1.5], [0, 0]]
-    assert metrics["cross_entropy"][0, 0] == pytest.approx(math.log(math.e**2 + 2) - 0)
-    assert np.isnan(metrics["cross_entropy"][:, -1]).all()
-    summary = summarise(metrics)
-    assert summary["positions"] == 4 and summary["sequences"] == 2 and summary["targets"] == 2
-    assert summary["agreement"] == 0.75
-    assert summary["sequences_with_disagreement"] == 1 and summary["first_disagreement_mean"] == 1.0
-    assert summary["max_logit_deviation"] == 1.5
-    assert summary["max_kl"] == metrics["kl"][0, 1] == pytest.approx(4 * summary["mean_kl"])
-    assert summary["perplexity"] == pytest.approx(math.exp(summary["cross_entropy"]))
-    assert summary["cross_entropy"] == summary["reference_cross_entropy"]
-
-
-def test_where_all_agree_there_is_no_first_disagreement():
-    logits = torch.randn(2, 3, 5)
-    summary = summarise(position_metrics(logits, logits, torch.zeros(2, 3, dtype=torch.long)))
-    assert summary["first_disagreement_mean"] is None and summary["sequences_with_disagreement"] == 0
-    assert summary["mean_kl"] == 0 == summary["mean_kl_high"] and summary["agreement"] == 1
-
-
-def test_the_interval_covers_the_mean_as_often_as_it_says():
-    rng = np.random.default_rng(3)
-    covered = 0
-    for _ in range(200):
-        low, high = block_interval(1.0 + rng.normal(size=(32, 1)) + 0.1 * rng.normal(size=(32, 8)))
-        covered += low <= 1.0 <= high
-    assert 175 <= covered <= 199
+    assert metrics["logit_deviation"].tolist() == [[1.0, 1.5], [0, 0]]
+    own, other = math.e / (math.e + 2), math.e**2 / (math.e**2 + 2)
+    assert metrics["cross_entropy"][0, 0] == pytest.approx(-math.log(own))
+    assert metrics["reference_cross_entropy"][0, 0] == pytest.approx(-math.log(other))
+    assert metrics["delta_p"][0, 0] == pytest.approx(own - other) and metrics["delta_p"][1, 0] == 0
+    for name in ("cross_entropy", "reference_cross_entropy", "delta_p"):
+        assert np.isnan(metrics[name]).tolist() == [[False, True], [False, True]]
+    rest, others = (1 - own) / 2, (1 - other) / 2
+    assert metrics["kl"][0, 0] == pytest.approx(own * math.log(own / other) + 2 * rest * math.log(rest / others))
+    assert metrics["reverse_kl"][0, 0] == pytest.approx(
+        other * math.log(other / own) + 2 * others * math.log(others / rest)
+    )
+    assert metrics["kl"][1].tolist() == metrics["reverse_kl"][1].tolist() == [0, 0]

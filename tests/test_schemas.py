@@ -66,12 +66,12 @@ def broken(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     """Copies of a right study with one value that is wrong by itself."""
     values = {
-        "layers": [0, "12", True],
+        "layers": [0, "12", True, 10**9],
         "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"]],
         "precisions": [["int8"], ["int8", "int8"], ["int8", "fp8"]],
         "execution": ["fast"],
         "title": [" ", 3],
-        "block": [0],
+        "block": [0, 10**30],
     }
     for key, wrongs in values.items():
         for wrong in wrongs:
@@ -167,6 +167,12 @@ def test_made_up_tables_are_what_the_schemas_say(results: Path, tmp_path: Path) 
     write_table(tmp_path / "s.csv", sensitivity_table(parts=("kv", "k", "v"), precisions=QUANTIZED, floor=None))
     for path in (results / SENSITIVITY, tmp_path / "s.csv"):
         assert not check_table(path, SCHEMAS["sensitivity"])
+
+
+def test_the_table_of_divergence_explains_its_columns_as_the_evaluation_does() -> None:
+    table, record = (SCHEMAS[name]["properties"] for name in ("table-divergence", "evaluation"))
+    for name, column in table.items():
+        assert column["description"] == record[name]["description"].replace("; null where", "; empty where")
 
 
 def test_manifest_is_what_its_schema_says(results: Path) -> None:

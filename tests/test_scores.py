@@ -76,17 +76,6 @@ def test_a_grid_that_the_units_cannot_say_has_no_choice(grid):
     assert table.choice(grid) is None
 
 
-def test_a_table_that_scores_bf16_is_relative_to_a_policy(tmp_path):
-    table = rows(("bf16", "int8"))
-    table["mean_kl"] = -table["mean_kl"]
-    found = read(tmp_path, table)
-    assert found.precisions == ("int8",) and found.kl[0, 3] == pytest.approx(-1.121)
-    assert found.costs[3] == pytest.approx([-1.12, -1.121])
-    assert found.proxy(["bf16", "int8", *["bf16"] * 4]) == pytest.approx(table["mean_kl"][table["part"] == "kv"][
-        lambda kl: kl.index.isin(table.index[(table["precision"] == "bf16")])
-    ].sum() - 0.001)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -31,7 +31,7 @@ def make(name: str, study: Path, output: Path, *more: object) -> tuple[pd.DataFr
     return pd.read_csv(output.with_suffix(".csv")), output.read_text()
 
 
-@pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
+@pytest.mark.parametrize("name", ["results", "divergence", "adaptation", "sensitivity-summary"])
 def test_title_of_the_study(name, study, tmp_path):
     _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches & more")
     assert "<title>Speeches &amp; more: " in page
@@ -82,6 +82,40 @@ def test_results_without_a_published_counterpart(study, tmp_path):
     row = (tmp_path / "r.csv").read_text().splitlines()[2]
     assert row.startswith("greedy-0.02,14,38,140,0.009985672175389482,,")
     assert ",579840,,2.7125827814569536," in row
+
+
+def test_divergence(study, tmp_path):
+    table, page = make("divergence", study, tmp_path / "divergence.html")
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    rows = table.set_index("policy")
+    record = json.loads((study / "policies/int4/evaluation.json").read_text())
+    for name in ("mean_kl", "p0_1_reverse_kl", "perplexity_ratio_error", "min_delta_p", "agreement_low"):
+        assert rows.loc["int4", name] == record[name]
+    assert rows.loc["bf16", "perplexity_ratio"] == 1
+    for words in (
+        "D(p ‖ q), policy from reference (nats)", "D(q ‖ p), the reverse (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
+        "Δp of the true next token, policy minus reference (probability)", "not per cent", SETTINGS,
+        "Same most likely token (share of positions)", "one standard error over blocks",
+    ):  # fmt: skip
+        assert words in page
+    other = tmp_path / "again.html"
+    make("divergence", study, other)
+    assert other.read_bytes() == (tmp_path / "divergence.html").read_bytes()
+
+
+def test_divergence_of_a_single_block_has_no_errors(study, tmp_path):
+    record = json.loads((study / "policies/int8/evaluation.json").read_text())
+    lonely = {name: None if name.endswith("_error") else value for name, value in record.items()}
+    (tmp_path / "evaluation.json").write_text(json.dumps(lonely))
+    words = ["table", "divergence", str(tmp_path / "evaluation.json"), "--output", str(tmp_path / "d.html")]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert pd.read_csv(tmp_path / "d.csv")["mean_kl_error"].isna().all()
+    assert "<td>–</td>" in (tmp_path / "d.html").read_text()
+    del record["p5_kl"]
+    (tmp_path / "evaluation.json").write_text(json.dumps(record))
+    said = failure("divergence", tmp_path / "evaluation.json", "--output", tmp_path / "d.html")
+    assert "evaluation.json: key 'p5_kl' is missing" in said
 
 
 def test_adaptation(study, tmp_path):
@@ -215,12 +249,9 @@ def test_errors_name_the_file(study, tmp_path):
 
 
 def test_how_numbers_are_written():
-    assert [divergence(value) for value in (0, 0.001527944, 9.2613e-6, 1.0)] == [
-        "0",
-        "0.001528",
-        "9.261 × 10⁻⁶",
-        "1.000",
-    ]
+    assert [divergence(value) for value in (0, 0.001527944, 9.2613e-6, 1.0, -0.25, -9.2613e-16)] == [
+        "0", "0.001528", "9.261 × 10⁻⁶", "1.000", "−0.2500", "−9.261 × 10⁻¹⁶",
+    ]  # fmt: skip
     assert [percent(0.97852), count(1572864.0), count(44 / 3), decimal(2)(-0.984)] == [
         "97.85 %", "1,572,864", "14.7", "−0.98",
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from conftest import REPOSITORY, REVISION, SHARED, Project, published_bundle, study_of
+from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bundle, study_of
 
 from kvstages.compare import compare
 from kvstages.digests import stage_modules
@@ -237,6 +237,13 @@ def test_records_are_what_their_dictionary_says(finished: Project, name: str) ->
 def test_every_column_and_key_is_explained(name: str) -> None:
     for key, value in dictionary(name)["properties"].items():
         assert value.get("description"), f"{name}: {key}"
+
+
+def test_nothing_of_a_title_is_run(finished: Project) -> None:
+    assert STUDY["title"] in json.loads((finished.folder / "config" / "studies" / "small.yaml").read_text())["title"]
+    page = (finished.folder / "results" / "small" / "tables" / "results.html").read_text()
+    assert "$(touch ran) `touch ran`" in page and "{input} &amp; &gt; ran" in page
+    assert not list(finished.folder.rglob("ran"))
 
 
 def test_second_run_does_nothing(finished: Project) -> None:

@@ -48,6 +48,17 @@ def results_command(evaluations: tuple[Path, ...], published: str | None, title:
     _write(output, *results(evaluations, _folder(published), title))
 
 
+@command.command("divergence")
+@click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
+@title_option
+@output_option
+def divergence_command(evaluations: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """How far each policy is from the reference. KL both ways, perplexity, Δp and agreement, with errors and spread."""
+    from kvstages.tables.divergence import divergence_table
+
+    _write(output, *divergence_table(evaluations, title))
+
+
 @command.command("adaptation")
 @click.argument("adapted", metavar="ARM/seed-SEED/POLICY/evaluation.json...", type=FILE, nargs=-1, required=True)
 @click.option("--original", type=FILE, multiple=True, required=True, help="The same policy, original model. Repeat.")

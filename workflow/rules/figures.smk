@@ -223,6 +223,29 @@ rule make_results_table:
         "python -m kvstages table results {input.evaluations} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
+rule make_divergence_table:
+    input:
+        evaluations=policy_files(policies, "evaluation.json"),
+    output:
+        html=report(
+            "results/{study}/tables/divergence.html",
+            caption="../../report/divergence-table.rst",
+            category="{study}",
+            subcategory="Tables",
+            labels={"table": "4 Divergence in full"},
+        ),
+        csv="results/{study}/tables/divergence.csv",
+    log:
+        "logs/make_divergence_table/{study}.log",
+    params:
+        title=study_title,
+        code=code("table"),
+    message:
+        "{wildcards.study}: make the table divergence"
+    shell:
+        "python -m kvstages table divergence {input.evaluations} --title {params.title:q} --output {output.html} 2> {log}"
+
+
 rule make_sensitivity_summary_table:
     input:
         evaluations=policy_files(uniform_policies, "evaluation.json"),

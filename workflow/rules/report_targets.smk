@@ -7,7 +7,7 @@ Makes: nothing; functions only.
 FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution", "floor"]
 ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
 COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint"]
-TABLES = ["results", "sensitivity-summary"]
+TABLES = ["results", "divergence", "sensitivity-summary"]
 ADAPTATION_TABLES = ["adaptation"]
 COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint"]
 
