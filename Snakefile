@@ -13,6 +13,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 from kvstages import made, names
+from kvstages.budgets import NATS
 from kvstages.configuration import FILES as ARTIFACTS
 from kvstages.configuration import check_shared, check_study, load_study
 from kvstages.provenance import RUN, run_record
@@ -65,16 +66,20 @@ wildcard_constraints:
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
+    dtype="float32|bfloat16|float64",
+    budget=NATS,
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",
     seed="[0-9]+",
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/recipes.smk"
 include: "workflow/rules/artifacts.smk"
 include: "workflow/rules/sensitivity.smk"
 include: "workflow/rules/policies.smk"
 include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/comparison.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/manifest.smk"

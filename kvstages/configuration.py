@@ -21,8 +21,11 @@ from typing import Any
 import yaml
 
 from kvstages.artifacts import SOURCES, check_artifact
-from kvstages.names import BUDGET
+from kvstages.budgets import BYTES
+from kvstages.grid import UNITS
+from kvstages.names import ALLOCATORS, BUDGET
 from kvstages.published import published_folder
+from kvstages.quantizer import QUANTIZED
 from kvstages.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
@@ -30,7 +33,6 @@ NAME = r"[a-z0-9][a-z0-9-]*"
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("parallel", "incremental")
 DTYPES = ("float32", "bfloat16", "float64")
-PRECISIONS = ("int8", "int4")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
 FILES = ("checkpoint", "vocabulary", "merges", "shard")
 # Noise of more bits than a cache's widest code would be none.
@@ -82,13 +84,14 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "block": whole(SMALLEST_BLOCK, "tokens"),
                 "windows": windows,
                 "execution": one_of(EXECUTIONS),
-                "arithmetic": one_of(DTYPES),
-                "dense_storage": one_of(DTYPES),
+                "compute_dtype": one_of(DTYPES),
+                "unit": one_of(UNITS),
                 "precisions": precisions,
+                "allocators": allocators,
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": published},
+            {"published": published, "comparison": comparison},
         )
         check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
     except ValueError as error:
@@ -294,10 +297,16 @@ def windows(where: str, value: Any) -> None:
 
 
 def precisions(where: str, value: Any) -> None:
-    each(where, value, one_of(PRECISIONS), "precisions")
-    missing = [precision for precision in PRECISIONS if precision not in value]
-    if missing:
-        raise ValueError(f"{where}: lacks {missing[0]}; the allocation steps from bf16 to int8 to int4 and needs both")
+    """Quantized precisions, most bits first: the rungs below BF16."""
+    each(where, value, one_of(QUANTIZED), "precisions")
+    ladder = [precision for precision in QUANTIZED if precision in value]
+    if list(value) != ladder:
+        raise ValueError(f"{where}: {', '.join(value)}; expected them from most bits to fewest: {', '.join(ladder)}")
+
+
+def allocators(where: str, value: Any) -> None:
+    """Allocators, each of which makes a policy of every budget."""
+    each(where, value, one_of(ALLOCATORS), "allocators")
 
 
 def published(where: str, value: Any) -> None:
@@ -310,20 +319,42 @@ def published(where: str, value: Any) -> None:
 
 
 def budgets(where: str, value: Any) -> None:
-    """KL budgets in nats, each once as a number, whatever its text."""
+    """Limits on the KL proxy in nats, or on a cache's bytes (400000B); each once as a number, whatever its text."""
 
     def budget(where: str, value: Any) -> None:
-        expected = "expected a KL budget of 0 or more, in nats"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{where}: {kind(value)} is not a number; {expected}")
-        if not finite(value):
-            raise ValueError(f"{where}: {shown(value)} is not finite; {expected}")
-        if value < 0:
-            raise ValueError(f"{where}: {shown(value)} is negative; {expected}")
-        if not re.fullmatch(BUDGET, str(value)):  # -0.0
-            raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+        if isinstance(value, str) and re.fullmatch(BYTES, value):
+            return
+        nats(where, value)
 
-    each(where, value, budget, "KL budgets, in nats")
+    each(where, value, budget, "budgets: nats of KL, or bytes such as 400000B")
+
+
+def nats(where: str, value: Any) -> None:
+    """A KL budget in nats, as it names a folder."""
+    expected = "expected a KL budget of 0 or more, in nats"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where}: {kind(value)} is not a number; {expected}")
+    if not finite(value):
+        raise ValueError(f"{where}: {shown(value)} is not finite; {expected}")
+    if value < 0:
+        raise ValueError(f"{where}: {shown(value)} is negative; {expected}")
+    if not re.fullmatch(BUDGET, str(value)):  # -0.0
+        raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+
+
+def comparison(where: str, value: Any) -> None:
+    """Allocators, units and precisions at equal bytes, the frontier, and how the proxy compares with the joint KL."""
+    keys(
+        value,
+        where,
+        {
+            "budgets": lambda where, value: each(where, value, nats, "KL budgets of the published recipe, in nats"),
+            "precisions": precisions,
+            "random": whole(1, "random policies to measure at each budget"),
+            "draws": whole(1, "random policies to draw at each budget for their proxies"),
+            "frontier": whole(2, "byte totals of the frontier"),
+        },
+    )
 
 
 def adaptation(where: str, value: Any) -> None:

@@ -25,6 +25,7 @@ from kvstages import made
 from kvstages.made import sha256 as sha256
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from torch import Tensor
 
@@ -133,19 +134,30 @@ def _cell(value: Any) -> str:
     )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], record: Mapping[str, Any] | None = None
+) -> None:
     """Write tensors as safetensors; ``record`` is kept as sorted JSON under the metadata key ``record``.
 
-    One metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when
-    the disk is full (safetensors has an error of its own for that).
+    Arrays of numpy give the same bytes as tensors, so that a stage without need of torch does not import it. One
+    metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when the
+    disk is full (safetensors has an error of its own for that).
     """
+    import numpy as np
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        from safetensors.numpy import save_file
+
+        plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    else:
+        from safetensors.torch import save_file
+
+        plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = None if record is None else {"record": json.dumps(record, sort_keys=True)}
     with atomic_path(path) as temporary:
         try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+            save_file(plain, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path}: cannot be written ({error})") from error
 

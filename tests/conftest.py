@@ -37,9 +37,10 @@ STUDY = {
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
     "execution": "parallel",
-    "arithmetic": "float32",
-    "dense_storage": "float32",
+    "compute_dtype": "float32",
+    "unit": "head",
     "precisions": ["int8", "int4"],
+    "allocators": ["greedy"],
     "budgets": [1e-6, 0.5],
     "adaptation": {
         "steps": 2,

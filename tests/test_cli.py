@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -71,6 +74,52 @@ def test_help_starts_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def imports_of_stages(stages: list[list[object]], folder: Path, modules: list[str]) -> str:
+    """Those of ``modules`` that a process has imported once it has run ``stages`` in ``folder``, as one line."""
+    script = (
+        "import json, sys\n"
+        "from click.testing import CliRunner\n"
+        "from kvstages.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    result = CliRunner().invoke(main, words)\n"
+        "    assert result.exit_code == 0, (words, result.output)\n"
+        "print(*[name for name in sys.argv[2:] if name in sys.modules])\n"
+    )
+    words = json.dumps([[str(word) for word in stage] for stage in stages])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, words, *modules], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
+    """Neither torch where nothing is computed, nor ever PyTorch's compiler, which takes as long again as torch."""
+    source, paths = artifacts
+    model, window = source / paths["checkpoint"], ["--window", "validation"]
+    shard = ["--shard", source / paths["shard"], "--model", model, "--block", 8]
+    windows = ["windows", *shard, "--window", "adaptation=0:16", "--window", "validation=64:96", "--output", "windows"]
+    sensitivity = ["sensitivity", "0.csv", "1.csv", "--source", "mine", "--output", "sensitivity.csv"]
+    policy = ["--policy", "int8", "--allocator", "uniform", "--precision", "int8", "--sensitivity", "sensitivity.csv"]
+    allocate = ["allocate", *policy, "--model", model, "--output", "int8.json", "--steps", "steps.csv"]
+    decoder = ["--model", "model.safetensors", "--windows", "windows", "--device", "cpu"]
+    files = ["--policy", "int8.json", "--reference", "reference", "--output", "int8", "--positions", "positions.csv"]
+    arm = ["--noise-bits", 4, "--seed", 1, "--steps", 2, "--output", "adapted", "--curve", "curve.csv"]
+    stages = [
+        windows,
+        ["convert", "--checkpoint", model, "--output", "model.safetensors"],
+        ["reference", *decoder, *window, "--output", "reference"],
+        *(["sweep", *decoder, *window, "--layer", layer, "--output", f"{layer}.csv"] for layer in range(2)),
+        sensitivity,
+        allocate,
+        ["evaluate", *decoder, *window, *files],
+        *(["adapt", *decoder, *arm, "--compute-dtype", dtype] for dtype in ("float32", "bfloat16")),
+    ]
+    assert imports_of_stages(stages, tmp_path, ["torch", "torch._dynamo", "torch._inductor", "sympy"]) == "torch"
+    assert imports_of_stages([windows, sensitivity, allocate], tmp_path, ["torch"]) == ""
 
 
 def test_an_unknown_stage_is_a_usage_error():

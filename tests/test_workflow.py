@@ -26,8 +26,8 @@ from kvstages.verify import verify
 
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {
-    "sweep": "sweep/layer-*.csv",
-    "sensitivity": "sensitivity.csv",
+    "sweep": "sweep/*/layer-*.csv",
+    "sensitivity": "sensitivity/*.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
@@ -45,7 +45,7 @@ CORE = {
     "adapt_model",
     "evaluate_adapted",
 }
-PUBLISHED_WAY = {"execution": "incremental", "arithmetic": "bfloat16", "dense_storage": "bfloat16"}
+PUBLISHED_WAY = {"execution": "incremental", "compute_dtype": "bfloat16"}
 RECORDS = {"policy": "policies/*/policy.json", "evaluation": "**/evaluation.json"}
 
 
