@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 STUDY ?= embedded
+# cpu or cuda: the build of torch; empty: the CPU's where the package index has it, else the index's own.
+TORCH ?=
 VENV := .venv
 INSTALLED := $(VENV)/installed
 export STUDY
@@ -29,13 +31,18 @@ test: $(INSTALLED)
 env: $(INSTALLED)
 
 # The stamp is newer than the pins once everything is installed, so pip runs only when they change.
-$(INSTALLED): envs/requirements.txt envs/requirements-dev.txt envs/lock.txt pyproject.toml
+$(INSTALLED): envs/install.sh $(wildcard envs/lock/*.txt) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint envs/lock.txt \
-		--requirement envs/requirements.txt --requirement envs/requirements-dev.txt
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	sh envs/install.sh $(VENV)/bin/python $(TORCH)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
+
+# After an edit of the pins in pyproject.toml; LOCK=--upgrade moves everything else too.
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	PATH="$(CURDIR)/build/uv/bin:$$PATH" $(PYTHON) envs/lock.py $(LOCK)
 
 benchmark: $(INSTALLED)
 	python -m benchmarks
