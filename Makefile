@@ -44,6 +44,22 @@ lock:
 	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	PATH="$(CURDIR)/build/uv/bin:$$PATH" $(PYTHON) envs/lock.py $(LOCK)
 
+# The tag follows what the image is made of, for Snakemake does not notice another image under the same tag.
+image: VARIANT := $(or $(TORCH),cpu)
+image:
+	@set -e; mkdir -p build; engine=$(ENGINE); \
+	: "$${engine:=$$(command -v podman || command -v docker || echo none)}"; \
+	test "$$engine" != none || { echo "make image: neither podman nor docker was found" >&2; exit 1; }; \
+	made_of=$$({ cat envs/Containerfile envs/install.sh envs/lock/*; echo "$(BASE)"; } | sha256sum | cut -c 1-12); \
+	tag=localhost/kvstages:$(VARIANT)-$$made_of; \
+	$$engine build --file envs/Containerfile --build-arg VARIANT=$(VARIANT) $(if $(BASE),--build-arg BASE=$(BASE)) \
+		$(IMAGE_FLAGS) --tag $$tag envs; \
+	echo "image: $$tag"; \
+	echo "$$tag" > build/image
+
+proof-image: $(INSTALLED) image
+	proofs/image.sh
+
 benchmark: $(INSTALLED)
 	python -m benchmarks
 
