@@ -1,6 +1,10 @@
 # make study   the environment, the default study, and report.html
 # make test    the same environment, lint and tests
 # make benchmark             our cache and sweep beside a plain implementation
+# make lock    envs/lock from the pins of pyproject.toml                      (envs/README.md)
+# make image   the container image, with podman or docker                     (envs/README.md)
+# make proof-image           the study inside the image and outside: the same SHA256SUMS
+# make proof-slurm           the study on a one-node SLURM while jobs and the node's daemon are killed
 # make clean-study STUDY=S   remove everything that was made of the study S
 
 PYTHON ?= python3
@@ -12,7 +16,7 @@ INSTALLED := $(VENV)/installed
 export STUDY
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test env benchmark clean-study
+.PHONY: study report test env lock image proof-image proof-slurm benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -59,6 +63,9 @@ image:
 
 proof-image: $(INSTALLED) image
 	proofs/image.sh
+
+proof-slurm: $(INSTALLED)
+	proofs/slurm.sh
 
 benchmark: $(INSTALLED)
 	python -m benchmarks
