@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # make proof-slurm: a study on a SLURM of one node, while a job, a process and the node's daemon are killed.
 #
-# Run as root on a Debian with the packages slurm-wlm and munge; starts daemons of its own beside whatever is there (other
-# ports, sockets and folders) and ends them. The GPUs are fake devices. STUDY (default embedded) names the study, WORK the
-# folder to work in (default: a new temporary one). The same study is run without SLURM first, for its SHA256SUMS, unless
-# EXPECTED names such a file.
+# Run as root on a Debian with the packages slurm-wlm and munge, but without a SLURM of its own: the proof puts its
+# configuration into /etc/slurm, where jobs look for it, and takes it away again with the daemons that it started. The GPUs
+# are fake devices. STUDY (default embedded) names the study, WORK the folder to work in (default: a new temporary one). The
+# same study is run without SLURM first, for its SHA256SUMS, unless EXPECTED names such a file.
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,7 +13,8 @@ work=${WORK:-$(mktemp -d)}
 state=$work/slurm
 gpus=2
 host=$(hostname -s)
-export SLURM_CONF=$state/slurm.conf
+# Marks the processes of this proof's jobs, for SLURM hands on the environment.
+export KVSTAGES_PROOF=$work
 # Jobs run the workflow of the copy, never an installed one.
 unset PYTHONPATH
 
@@ -29,6 +30,9 @@ stop() {
     [ -z "${snakemake:-}" ] || kill "$snakemake" 2>/dev/null || true
     for name in slurmd slurmctld munged; do
         [ ! -s "$state/$name.pid" ] || kill "$(cat "$state/$name.pid")" 2>/dev/null || true
+    done
+    for name in slurm.conf gres.conf; do
+        [ "$(readlink "/etc/slurm/$name")" != "$state/$name" ] || rm "/etc/slurm/$name"
     done
     [ -n "${WORK:-}" ] || [ $status != 0 ] || rm -rf "$work"
     exit $status
@@ -85,6 +89,8 @@ GresTypes=gpu
 NodeName=$host NodeAddr=127.0.0.1 CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=64000 Gres=gpu:$gpus State=UNKNOWN
 PartitionName=main Nodes=$host Default=YES MaxTime=600 State=UP
 CONF
+    mkdir -p /etc/slurm
+    ln -s "$state/slurm.conf" "$state/gres.conf" /etc/slurm/
     munged --force --key-file="$state/munge.key" --socket="$state/munge.socket" --pid-file="$state/munged.pid" \
         --log-file="$state/munged.log" --seed-file="$state/munged.seed"
     slurmctld
@@ -98,53 +104,51 @@ wait_for() {
     shift 2
     until "$@"; do
         [ $SECONDS -lt $deadline ] || fail "waited too long for $what"
+        [ -z "${snakemake:-}" ] || alive || fail "snakemake ended while waiting for $what: see $work/cluster.log"
         sleep 0.5
     done
 }
 
-running() { squeue --noheader --states RUNNING --format "%A %k"; }
-two_run() { [ "$(running | wc -l)" -ge 2 ]; }
-# processes_of JOB: ids of the processes that this SLURM started for a job.
-processes_of() {
-    local folder
-    for folder in /proc/[0-9]*; do
-        if tr '\0' '\n' <"$folder/environ" 2>/dev/null | grep -cx -e "SLURM_JOB_ID=$1" -e "SLURM_CONF=$SLURM_CONF" |
-            grep -qx 2; then
-            basename "$folder"
-        fi
-    done
+running() { squeue --noheader --states RUNNING --format %A; }
+# Shards of the sweep, evaluations and seeds: what has a GPU.
+on_gpu() { squeue --noheader --states RUNNING --Format "JobID:12,tres-per-job:40" | awk '/gpu/ {print $1}'; }
+two_on_gpu() { [ "$(on_gpu | wc -l)" -ge 2 ]; }
+# processes JOB stage: the process of the stage that a job runs, if it has begun.
+# processes JOB all: every process of a job, first the slurmstepd that watch over them.
+processes() {
+    python3 - "$1" "$2" <<'PYTHON'
+import os, sys
+from pathlib import Path
+
+marks = {f"SLURM_JOB_ID={sys.argv[1]}", f"KVSTAGES_PROOF={os.environ['KVSTAGES_PROOF']}"}
+stage, all_of_job, watchers = [], [], set()
+for folder in Path("/proc").glob("[0-9]*"):
+    try:
+        if not marks <= set((folder / "environ").read_text(errors="replace").split("\0")):
+            continue
+        all_of_job.append(folder.name)
+        if (folder / "cmdline").read_text(errors="replace").startswith("python\0-m\0kvstages\0"):
+            stage.append(folder.name)
+        parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        if (Path("/proc") / parent / "comm").read_text().strip() == "slurmstepd":
+            watchers.add(parent)
+    except OSError:  # ended meanwhile, or not ours
+        continue
+print(*(stage[:1] if sys.argv[2] == "stage" else [*watchers, *all_of_job]))
+PYTHON
 }
-# stage_of JOB: id of the process of the stage that a job runs, if it has begun.
-stage_of() {
-    local pid
-    for pid in $(processes_of "$1"); do
-        if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "^python -m kvstages"; then
-            echo "$pid"
+# Kills the process of the stage of one job on a GPU, and says which.
+kill_stage() {
+    for job in $(on_gpu); do
+        if pid=$(processes "$job" stage) && [ -n "$pid" ] && kill -KILL "$pid" 2>/dev/null; then
             return
         fi
     done
+    return 1
 }
-# kill_with_daemons JOB: its processes, and the slurmstepd that are their parents.
-kill_with_daemons() {
-    local pid parent pids
-    pids=$(processes_of "$1")
-    for pid in $pids; do
-        parent=$(awk '/^PPid:/ {print $2}' "/proc/$pid/status" 2>/dev/null || true)
-        if [ -n "$parent" ] && [ "$(cat "/proc/$parent/comm" 2>/dev/null)" = slurmstepd ]; then
-            kill -KILL "$parent" 2>/dev/null || true
-        fi
-    done
-    for pid in $pids; do
-        kill -KILL "$pid" 2>/dev/null || true
-    done
-}
-job_with_stage() {
-    local job
-    for job in $(running | cut -d ' ' -f 1); do
-        if [ -n "$(stage_of "$job")" ]; then
-            echo "$job"
-            return
-        fi
+stage_runs() {
+    for job in $(on_gpu); do
+        [ -z "$(processes "$job" stage)" ] || return 0
     done
     return 1
 }
@@ -153,6 +157,7 @@ alive() { kill -0 "$snakemake" 2>/dev/null; }
 command -v slurmctld >/dev/null && command -v munged >/dev/null || fail "the packages slurm-wlm and munge are needed"
 [ "$(id -u)" = 0 ] || fail "root is needed to start the daemons"
 python -c "import snakemake_executor_plugin_slurm" || fail "snakemake-executor-plugin-slurm is needed (make env has it)"
+[ ! -e /etc/slurm/slurm.conf ] || fail "/etc/slurm/slurm.conf: this machine has a SLURM already"
 echo "$(slurmd -V); folder: $work"
 trap stop EXIT
 trap 'exit 130' INT TERM
@@ -177,25 +182,24 @@ begun=$SECONDS
 "${command[@]}" >"$work/cluster.log" 2>&1 &
 snakemake=$!
 
-wait_for "two jobs beside each other" 300 two_run
-pass "jobs run beside each other: $(squeue --noheader --states RUNNING --format '%A (%b)' | paste -sd ' ')"
+wait_for "two jobs with a GPU beside each other" 600 two_on_gpu
+pass "jobs on GPUs run beside each other: $(squeue --noheader --states RUNNING --Format 'JobID:12,tres-per-job:20' | xargs)"
 
-job=$(running | head -n 1 | cut -d ' ' -f 1)
+job=$(on_gpu | head -n 1)
 scancel "$job"
 pass "cancelled the running job $job"
 
-wait_for "a job whose stage has begun" 300 eval 'job_with_stage >/dev/null'
-job=$(job_with_stage)
-kill -KILL "$(stage_of "$job")"
-pass "killed the process of the running job $job"
+wait_for "a job on a GPU whose stage can be killed" 600 kill_stage
+pass "killed the process $pid of the running job $job"
 
 # The node goes down: its daemon and what it runs die at once, and nothing can say so.
-wait_for "a job whose stage has begun" 300 eval 'job_with_stage >/dev/null'
-job=$(job_with_stage)
-lost=$(running | cut -d ' ' -f 1 | paste -sd ' ')
+wait_for "a job on a GPU whose stage has begun" 600 stage_runs
+lost=$(running | paste -sd ' ')
 kill -KILL "$(cat "$state/slurmd.pid")"
 for lost_job in $lost; do
-    kill_with_daemons "$lost_job"
+    for pid in $(processes "$lost_job" all); do
+        kill -KILL "$pid" 2>/dev/null || true
+    done
 done
 pass "killed slurmd with the jobs on it: $lost"
 sleep 10
