@@ -1,5 +1,7 @@
 # make study   the environment, the default study, and report.html
 # make test    the same environment, lint and tests
+# make faults                kills, damage, full disks, bad hubs: minutes each
+# make fuzz                  a hundred thousand hostile files for the readers
 # make benchmark             our cache and sweep beside a plain implementation
 # make lock    envs/lock from the pins of pyproject.toml                      (envs/README.md)
 # make image   the container image, with podman or docker                     (envs/README.md)
@@ -16,7 +18,7 @@ INSTALLED := $(VENV)/installed
 export STUDY
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test env lock image proof-image proof-slurm benchmark clean-study
+.PHONY: study report test faults fuzz env lock image proof-image proof-slurm benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -31,6 +33,12 @@ test: $(INSTALLED)
 	snakefmt --check Snakefile workflow
 	snakemake --lint
 	pytest
+
+faults: $(INSTALLED)
+	pytest -m faults
+
+fuzz: $(INSTALLED)
+	pytest -m fuzz
 
 env: $(INSTALLED)
 
@@ -76,4 +84,5 @@ clean-study:
 		'' | bundled | -* | *[!a-z0-9-]*) \
 			echo "STUDY='$$STUDY': expected the name of a study, such as STUDY=embedded" >&2; exit 1;; \
 	esac
-	rm -rf resources/$(STUDY) results/$(STUDY) logs/*/$(STUDY) logs/*/$(STUDY).log
+	rm -rf resources/$(STUDY) results/$(STUDY) .made/resources/$(STUDY) .made/results/$(STUDY)
+	rm -rf logs/*/$(STUDY) logs/*/$(STUDY).log

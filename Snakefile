@@ -6,14 +6,17 @@ Makes: results/{study}/... for each study listed under `studies`; any other stud
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from kvstages import names
+from kvstages import made, names
+from kvstages.budgets import NATS
 from kvstages.configuration import FILES as ARTIFACTS
 from kvstages.configuration import check_shared, check_study, load_study
+from kvstages.provenance import RUN, run_record
 
 min_version("9.0")
 
@@ -40,6 +43,16 @@ GPUS = 0 if config["device"] == "cpu" else 1
 # This repository's own package answers `python -m kvstages`, wherever the working directory is.
 os.environ.update(PYTHONPATH=os.pathsep.join([workflow.basedir, *filter(None, [os.environ.get("PYTHONPATH")])]))
 
+# The manifest names the command and the code's revision, which a job sees neither of; a container takes variables by
+# names of their own.
+os.environ.setdefault(RUN, run_record(sys.argv))
+os.environ.setdefault(f"APPTAINERENV_{RUN}", os.environ[RUN])
+
+
+onstart:
+    # From now on stages record what they write, and check what they read (kvstages/made.py).
+    Path(made.FOLDER).mkdir(exist_ok=True)
+
 
 report: "report/workflow.rst"
 
@@ -53,16 +66,20 @@ wildcard_constraints:
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
+    dtype="float32|bfloat16|float64",
+    budget=NATS,
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",
     seed="[0-9]+",
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/recipes.smk"
 include: "workflow/rules/artifacts.smk"
 include: "workflow/rules/sensitivity.smk"
 include: "workflow/rules/policies.smk"
 include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/comparison.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/manifest.smk"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvstages.adamw import AdamW
 from kvstages.cache import check_finite
 from kvstages.gpt import GPT
 
@@ -103,9 +104,7 @@ def adapt(
     generator = torch.Generator(tokens.device).manual_seed(seed)
     cache = NoiseCache(arm.noise_bits, generator)
     model.requires_grad_(True).train()
-    # In BF16 the fused step rounds a parameter once, where the published optimizer rounded after each operation.
-    fused = next(model.parameters()).dtype != torch.bfloat16
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arm.learning_rate, weight_decay=arm.weight_decay, fused=fused)
+    optimizer = AdamW(model.parameters(), arm.learning_rate, arm.weight_decay)
     curve = []
     chosen = batches(len(tokens), arm.batch)
     for step in range(arm.steps):
@@ -113,7 +112,7 @@ def adapt(
         batch = tokens[rows]
         cross_entropy, kl = losses(model(batch, cache), batch, frozen[tuple(rows)])
         loss = cross_entropy + arm.beta * kl
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), arm.clip)
         optimizer.step()

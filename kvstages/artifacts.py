@@ -77,13 +77,16 @@ def check_artifact(source: str, location: str, revision: str | None, path: str, 
 
 
 def check_inside(key: str, path: str) -> None:
-    """ValueError for a path that is empty, absolute or climbs out of its folder.
+    """ValueError for a path that is empty, absolute or climbs out of its folder, or that no file should have.
 
-    Links are not followed: the snapshots of the hub's own cache consist of links to its blobs.
+    Snakemake takes braces in a path for wildcards; line ends and other control characters belong in no name. Links are
+    not followed: the snapshots of the hub's own cache consist of links to its blobs.
     """
     parts = PurePosixPath(path).parts
     if not parts or "\\" in path or ".." in parts or PurePosixPath(path).is_absolute():
         raise ValueError(f"{key} {path!r}: expected a path inside its folder, without .. and not absolute")
+    if re.search(r"[\x00-\x1f\x7f{}\ud800-\udfff]", path):
+        raise ValueError(f"{key} {path!r}: expected a path inside its folder, without braces and control characters")
 
 
 def copy(file: Path, temporary: Path) -> None:
@@ -102,7 +105,9 @@ def download(repository: str, revision: str, path: str, folder: Path) -> Path:
     seconds. HF_ENDPOINT names another hub.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # it tells of each new attempt in several lines; the last error says it all
     endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     with hub_errors(endpoint, repository, revision, path):
         url = hf_hub_url(repository, path, revision=revision, endpoint=endpoint)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvstages import made
 from kvstages.files import read_tensors, write_tensors
 from kvstages.gpt import GPT
 from kvstages.model_config import GPTConfig, check_config
@@ -56,6 +57,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
 def load_pickle(path: Path) -> Any:
     """What a PyTorch file holds, read with ``weights_only=True`` and nothing else; ValueError on any other file."""
+    made.note(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, before the refusal that says it better
@@ -90,6 +92,8 @@ def check_state(path: Path, config: GPTConfig, state: Mapping[str, Any]) -> dict
 
     Missing, extra, misshapen, integer and non-finite tensors are all refused.
     """
+    if config.num_layers > len(state):
+        raise ValueError(f"{path}: config num_layers is {config.num_layers}, but there are {len(state)} tensors in all")
     with torch.device("meta"):
         expected = GPT(config).state_dict()
     masks = {f"blocks.{layer}.causal_mask" for layer in range(config.num_layers)}

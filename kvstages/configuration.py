@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from typing import Any
 import yaml
 
 from kvstages.artifacts import SOURCES, check_artifact
-from kvstages.names import BUDGET
+from kvstages.budgets import BYTES
+from kvstages.grid import UNITS
+from kvstages.names import ALLOCATORS, BUDGET
 from kvstages.published import published_folder
+from kvstages.quantizer import QUANTIZED
 from kvstages.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
@@ -29,7 +33,6 @@ NAME = r"[a-z0-9][a-z0-9-]*"
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("parallel", "incremental")
 DTYPES = ("float32", "bfloat16", "float64")
-PRECISIONS = ("int8", "int4")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
 FILES = ("checkpoint", "vocabulary", "merges", "shard")
 # Noise of more bits than a cache's widest code would be none.
@@ -38,6 +41,12 @@ NOISE_BITS = range(2, 9)
 LEAST_MEMORY_MB = 256
 # What torch.manual_seed takes without wrapping round.
 SEEDS = range(2**63)
+# Beyond these a number is a slip: tokens, steps, blocks, megabytes; layers (each is a job); threads.
+LARGEST = 10**9
+MOST_LAYERS = 10**4
+MOST_THREADS = 4096
+LONGEST_SHOWN = 60
+LONGEST_NUMBER = 200  # bits
 
 Check = Callable[[str, Any], None]
 
@@ -51,7 +60,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
             {
                 "studies": studies,
                 "device": one_of(DEVICES),
-                "threads": whole(1, "a number of CPU threads"),
+                "threads": whole(1, "a number of CPU threads", MOST_THREADS),
                 "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
                 "container": text,
             },
@@ -70,18 +79,19 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             "",
             {
                 "title": text,
-                "layers": whole(1, "layers of the decoder"),
+                "layers": whole(1, "layers of the decoder", MOST_LAYERS),
                 "artifacts": artifacts,
                 "block": whole(SMALLEST_BLOCK, "tokens"),
                 "windows": windows,
                 "execution": one_of(EXECUTIONS),
-                "arithmetic": one_of(DTYPES),
-                "dense_storage": one_of(DTYPES),
+                "compute_dtype": one_of(DTYPES),
+                "unit": one_of(UNITS),
                 "precisions": precisions,
+                "allocators": allocators,
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": published},
+            {"published": published, "comparison": comparison},
         )
         check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
     except ValueError as error:
@@ -123,7 +133,9 @@ def load_study(path: Path) -> dict[str, Any]:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise ValueError(f"{path}: {where}{error.problem or error.context}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ValueError(f"{path}: not a study (nested too deep)") from None
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:  # PyYAML fails on odd dates and numbers
         raise ValueError(f"{path}: not a YAML file ({error})") from error
     if not isinstance(study, dict):
         raise ValueError(f"{path}: holds {kind(study)}, expected keys and values")
@@ -159,7 +171,15 @@ def kind(value: Any) -> str:
     for types, word in ((type(None), "nothing"), (bool, "true or false"), ((list, tuple), "a list"), (Mapping, "keys")):
         if isinstance(value, types):
             return word
-    return f"the text {value!r}" if isinstance(value, str) else repr(value)
+    return f"the text {shown(value)}" if isinstance(value, str) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, cut short; nobody reads more, and Python writes no number of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+        return "a number of more than 60 digits"
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def text(where: str, value: Any) -> None:
@@ -178,16 +198,23 @@ def one_of(choices: Iterable[str]) -> Check:
     return check
 
 
-def whole(least: int, unit: str) -> Check:
-    """A whole number of at least ``least``."""
+def whole(least: int, unit: str, most: int = LARGEST) -> Check:
+    """A whole number from ``least`` to ``most``."""
 
     def check(where: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{where}: {kind(value)}, expected a whole number ({unit})")
         if value < least:
-            raise ValueError(f"{where}: {value}, expected at least {least} ({unit})")
+            raise ValueError(f"{where}: {shown(value)}, expected at least {least} ({unit})")
+        if value > most:
+            raise ValueError(f"{where}: {shown(value)}, expected at most {most} ({unit})")
 
     return check
+
+
+def finite(value: float) -> bool:
+    """Whether a number is one that floating point can hold."""
+    return abs(value) <= sys.float_info.max
 
 
 def number(positive: bool) -> Check:
@@ -197,8 +224,8 @@ def number(positive: bool) -> Check:
         expected = "a number above 0" if positive else "a number of 0 or more"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{where}: {kind(value)}, expected {expected}")
-        if not math.isfinite(value) or value < 0 or (positive and value == 0):
-            raise ValueError(f"{where}: {value}, expected {expected}")
+        if not finite(value) or value < 0 or (positive and value == 0):
+            raise ValueError(f"{where}: {shown(value)}, expected {expected}")
 
     return check
 
@@ -270,10 +297,16 @@ def windows(where: str, value: Any) -> None:
 
 
 def precisions(where: str, value: Any) -> None:
-    each(where, value, one_of(PRECISIONS), "precisions")
-    missing = [precision for precision in PRECISIONS if precision not in value]
-    if missing:
-        raise ValueError(f"{where}: lacks {missing[0]}; the allocation steps from bf16 to int8 to int4 and needs both")
+    """Quantized precisions, most bits first: the rungs below BF16."""
+    each(where, value, one_of(QUANTIZED), "precisions")
+    ladder = [precision for precision in QUANTIZED if precision in value]
+    if list(value) != ladder:
+        raise ValueError(f"{where}: {', '.join(value)}; expected them from most bits to fewest: {', '.join(ladder)}")
+
+
+def allocators(where: str, value: Any) -> None:
+    """Allocators, each of which makes a policy of every budget."""
+    each(where, value, one_of(ALLOCATORS), "allocators")
 
 
 def published(where: str, value: Any) -> None:
@@ -286,29 +319,51 @@ def published(where: str, value: Any) -> None:
 
 
 def budgets(where: str, value: Any) -> None:
-    """KL budgets in nats, each once as a number, whatever its text."""
+    """Limits on the KL proxy in nats, or on a cache's bytes (400000B); each once as a number, whatever its text."""
 
     def budget(where: str, value: Any) -> None:
-        expected = "expected a KL budget of 0 or more, in nats"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{where}: {kind(value)} is not a number; {expected}")
-        if not math.isfinite(value):
-            raise ValueError(f"{where}: {value} is not finite; {expected}")
-        if value < 0:
-            raise ValueError(f"{where}: {value} is negative; {expected}")
-        if not re.fullmatch(BUDGET, str(value)):  # -0.0
-            raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+        if isinstance(value, str) and re.fullmatch(BYTES, value):
+            return
+        nats(where, value)
 
-    each(where, value, budget, "KL budgets, in nats")
+    each(where, value, budget, "budgets: nats of KL, or bytes such as 400000B")
+
+
+def nats(where: str, value: Any) -> None:
+    """A KL budget in nats, as it names a folder."""
+    expected = "expected a KL budget of 0 or more, in nats"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where}: {kind(value)} is not a number; {expected}")
+    if not finite(value):
+        raise ValueError(f"{where}: {shown(value)} is not finite; {expected}")
+    if value < 0:
+        raise ValueError(f"{where}: {shown(value)} is negative; {expected}")
+    if not re.fullmatch(BUDGET, str(value)):  # -0.0
+        raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+
+
+def comparison(where: str, value: Any) -> None:
+    """Allocators, units and precisions at equal bytes, the frontier, and how the proxy compares with the joint KL."""
+    keys(
+        value,
+        where,
+        {
+            "budgets": lambda where, value: each(where, value, nats, "KL budgets of the published recipe, in nats"),
+            "precisions": precisions,
+            "random": whole(1, "random policies to measure at each budget"),
+            "draws": whole(1, "random policies to draw at each budget for their proxies"),
+            "frontier": whole(2, "byte totals of the frontier"),
+        },
+    )
 
 
 def adaptation(where: str, value: Any) -> None:
     """Training with cache noise: settings, seeds and arms."""
 
     def seed(where: str, value: Any) -> None:
-        whole(0, "a seed")(where, value)
+        whole(0, "a seed", most=math.inf)(where, value)
         if value not in SEEDS:
-            raise ValueError(f"{where}: {value}, expected less than 2^63 (a seed)")
+            raise ValueError(f"{where}: {shown(value)}, expected less than 2^63 (a seed)")
 
     def noise(where: str, value: Any) -> None:
         whole(NOISE_BITS.start, "bits of noise")(where, value)

@@ -10,51 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstages.allocation import LADDER, policy_bytes
+from kvstages.allocation import policy_bytes
 from kvstages.cache import measured_bytes
 from kvstages.execution import window_logits
-from kvstages.files import read_json
+from kvstages.files import read_tensors
 from kvstages.gpt import GPT
-from kvstages.metrics import position_metrics, summarise
-from kvstages.model_config import GPTConfig
+from kvstages.grid import Grid
+from kvstages.metrics import position_metrics
+from kvstages.policies import check_policy
 from kvstages.runtime import Setting
+from kvstages.summary import summarise
 
 Policy = Mapping[str, Any]
-# What an evaluation reads of a policy's record.
-POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
-def check_policy(policy: Any, config: GPTConfig) -> list[list[str]]:
-    """The grid [L][H] of a policy's record; ValueError if it is not one for a decoder of this shape."""
-    if not isinstance(policy, Mapping):
-        raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
-    missing = [key for key in POLICY_KEYS if key not in policy]
-    if missing:
-        raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
-    for key in ("proxy", "average_payload_bits"):
-        if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
-            raise ValueError(f"{key} is {policy[key]!r}, expected a number")
-    grid = policy["precisions"]
-    if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
-        raise ValueError(f"precisions is {type(grid).__name__}, expected a list of layers, each a list of heads")
-    shape, expected = [len(row) for row in grid], [config.num_heads] * config.num_layers
-    if shape != expected:
-        raise ValueError(f"precisions for heads {shape} a layer, but the model has {expected}")
-    for layer, row in enumerate(grid):
-        for head, precision in enumerate(row):
-            if precision not in LADDER:
-                raise ValueError(f"layer {layer}, head {head}: {precision!r}, expected one of {', '.join(LADDER)}")
-    return grid
-
-
-def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
-    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
-    policy = read_json(path)
-    try:
-        check_policy(policy, config)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return policy
+def read_reference(path: Path, made: Mapping[str, Any]) -> Tensor:
+    """Logits [B, T, V] of a reference; ValueError names ``path`` if it was not computed as ``made`` says."""
+    tensors, record = read_tensors(path)
+    logits = reference_logits(tensors, path)
+    differ = [f"{key} {record.get(key)}, not {value}" for key, value in made.items() if record.get(key) != value]
+    if differ:
+        raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
+    return logits
 
 
 def reference_logits(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
@@ -101,13 +78,13 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
     ``reconstruction_bytes`` is what the working copy of the reconstructed past would take beside; it is transient
     and in no total.
     """
-    grid = policy["precisions"]
+    grid = Grid.of_record(policy["precisions"])
     config = model.config
     payload, scales = measured_bytes(grid, config.head_dim, tokens)
     if (payload, scales) != policy_bytes(grid, config.head_dim, tokens):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes([["bf16"] * config.num_heads] * config.num_layers, config.head_dim, tokens)[0]
-    quantized = sum(precision != "bf16" for row in grid for precision in row)
+    dense = policy_bytes(Grid.uniform(config.num_layers, config.num_heads, "bf16"), config.head_dim, tokens)[0]
+    quantized = sum(precision != "bf16" for precision in grid.flat())
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
@@ -118,18 +95,21 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
         "total_bytes": payload + scales,
         "bf16_bytes": dense,
         "compression": dense / (payload + scales),
-        "reconstruction_bytes": quantized * tokens * config.head_dim * 2 * torch.bfloat16.itemsize,
+        "reconstruction_bytes": quantized * tokens * config.head_dim * torch.bfloat16.itemsize,
     }
 
 
 def position_table(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns of a table with a row a position, by block and position; cross entropy is NaN where no token follows."""
+    """Columns of a table with a row a position, by block and position; NaN where no token follows to be predicted."""
     blocks, length = metrics["kl"].shape
     return {
         "block": np.repeat(np.arange(blocks), length),
         "position": np.tile(np.arange(length), blocks),
         "kl": metrics["kl"].ravel(),
+        "reverse_kl": metrics["reverse_kl"].ravel(),
         "agrees": metrics["agrees"].ravel().astype(int),
         "cross_entropy": metrics["cross_entropy"].ravel(),
+        "reference_cross_entropy": metrics["reference_cross_entropy"].ravel(),
+        "delta_p": metrics["delta_p"].ravel(),
         "logit_deviation": metrics["logit_deviation"].ravel(),
     }

@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from kvstages.cache import BlockCache, Grid, PackedCache
+from kvstages.cache import BlockCache, PackedCache
 from kvstages.gpt import GPT
+from kvstages.grid import Grid
 from kvstages.runtime import Setting
 
 # Tokens of one parallel pass: enough rows for matrix products at full speed; more would leave a CPU's cache.
 PASS_TOKENS = {"cpu": 512, "cuda": 1 << 16}
 
 
-def dense_grid(model: GPT) -> list[list[str]]:
-    """The policy with every head in BF16: [L][H]."""
-    return [["bf16"] * model.config.num_heads for _ in range(model.config.num_layers)]
+def dense_grid(model: GPT) -> Grid:
+    """The policy with every head in BF16."""
+    return Grid.uniform(model.config.num_layers, model.config.num_heads, "bf16")
 
 
 def block_bytes(model: GPT, tokens: int, execution: str) -> int:
@@ -51,29 +52,25 @@ def blocks_per_pass(model: GPT, blocks: int, tokens: int, execution: str, memory
 def window_logits(
     model: GPT,
     tokens: Tensor,
-    precisions: Grid,
+    grid: Grid,
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Logits [blocks, T, V] of token ids [B, T] under a policy [L][H], a slice of the blocks at a time.
+    """Logits [blocks, T, V] of token ids [B, T] under a policy's grid, a slice of the blocks at a time.
 
     How blocks are grouped depends on shapes and ``memory`` only, never on the policy: any two policies go through
     the same path with the same batch shapes. Each block is its own cache. ``progress`` is told the share done.
     """
     blocks, length = tokens.shape
-    arithmetic, dense_storage = setting.dtypes
     step = blocks_per_pass(model, blocks, length, setting.execution, memory)
     for start in range(0, blocks, step):
         part = tokens[start : start + step]
         if setting.execution == "parallel":
-            cache = BlockCache(precisions, arithmetic, dense_storage, tokens.device)
-            logits = model(part, cache)
+            logits = model(part, BlockCache(grid, tokens.device))
         else:
-            cache = PackedCache(
-                precisions, len(part), model.config.head_dim, arithmetic, dense_storage, length, device=tokens.device
-            )
-            logits = torch.empty(*part.shape, model.config.vocab_size, dtype=arithmetic, device=tokens.device)
+            cache = PackedCache(grid, len(part), model.config.head_dim, setting.dtype, length, device=tokens.device)
+            logits = torch.empty(*part.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
             for position in range(length):
                 logits[:, position] = model(part[:, position : position + 1], cache)[:, 0]
                 progress((start + len(part) * (position + 1) / length) / blocks)

@@ -2,7 +2,7 @@
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
 leaves the old file or none, never half of one, and the next write removes what a kill left behind. Nothing written
-here carries a time stamp or an absolute path.
+here carries a time stamp or an absolute path. ``made`` keeps in mind what was written, and readers ask it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import errno
 import glob
-import hashlib
 import io
 import json
 import numbers
@@ -22,7 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages import made
+from kvstages.made import sha256 as sha256
+
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from torch import Tensor
 
@@ -61,6 +64,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
+        made.keep(path, temporary)
         temporary.replace(path)
     except OSError as error:
         if error.errno in NO_ROOM and error.filename is None:
@@ -82,16 +86,24 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def json_text(record: Any) -> str:
+    """One record as JSON with sorted keys; NaN and infinity are refused (ValueError): JSON has neither."""
+    return json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, record: Any) -> None:
-    """Write one record as JSON with sorted keys; NaN and infinity are refused (ValueError): JSON has neither."""
-    write_text(path, json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write one record as JSON with sorted keys; ValueError on NaN and infinity."""
+    write_text(path, json_text(record))
 
 
 def read_json(path: Path) -> Any:
     """Read one JSON record; ValueError names a file that is not JSON."""
+    made.note(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ValueError(f"{path}: not a JSON file of this project (nested too deep)") from None
+    except ValueError as error:  # of its text, its characters, or a number of thousands of digits
         raise ValueError(f"{path}: not a JSON file ({error})") from error
 
 
@@ -122,19 +134,30 @@ def _cell(value: Any) -> str:
     )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], record: Mapping[str, Any] | None = None
+) -> None:
     """Write tensors as safetensors; ``record`` is kept as sorted JSON under the metadata key ``record``.
 
-    One metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when
-    the disk is full (safetensors has an error of its own for that).
+    Arrays of numpy give the same bytes as tensors, so that a stage without need of torch does not import it. One
+    metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when the
+    disk is full (safetensors has an error of its own for that).
     """
+    import numpy as np
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        from safetensors.numpy import save_file
+
+        plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    else:
+        from safetensors.torch import save_file
+
+        plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = None if record is None else {"record": json.dumps(record, sort_keys=True)}
     with atomic_path(path) as temporary:
         try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+            save_file(plain, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path}: cannot be written ({error})") from error
 
@@ -143,19 +166,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors of a safetensors file and its record ({} where there is none); ValueError on any other file."""
     from safetensors import SafetensorError, safe_open
 
+    made.note(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata.get("record", "{}"))
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{path}: its record is {type(record).__name__}, expected a mapping")
     return tensors, record
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file, read in pieces."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

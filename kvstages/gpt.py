@@ -50,10 +50,15 @@ class CausalCache:
 
 
 def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
-    """Fixed positions [1, context, E]: sine on even dimensions, cosine on odd ones, base 10,000."""
-    positions = torch.arange(context_len, dtype=torch.float32).unsqueeze(1)
-    rates = torch.exp(torch.arange(0, embedding_dim, 2, dtype=torch.float32) * (-math.log(10_000.0) / embedding_dim))
-    table = torch.zeros(context_len, embedding_dim)
+    """Fixed positions [1, context, E]: sine on even dimensions, cosine on odd ones, base 10,000.
+
+    On the CPU, whatever the default device: the same numbers for each device, and on the meta device arithmetic would
+    import PyTorch's compiler.
+    """
+    positions = torch.arange(context_len, dtype=torch.float32, device="cpu").unsqueeze(1)
+    dimensions = torch.arange(0, embedding_dim, 2, dtype=torch.float32, device="cpu")
+    rates = torch.exp(dimensions * (-math.log(10_000.0) / embedding_dim))
+    table = torch.zeros(context_len, embedding_dim, device="cpu")
     table[:, 0::2] = torch.sin(positions * rates)
     table[:, 1::2] = torch.cos(positions * rates[: embedding_dim // 2])
     return table.unsqueeze(0)
@@ -113,7 +118,12 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.input_embedding = nn.Embedding(config.vocab_size, config.embedding_dim)
+        self.input_embedding = nn.Embedding.from_pretrained(
+            torch.empty(config.vocab_size, config.embedding_dim), freeze=False
+        )
+        # nn.Embedding would do this itself; on the meta device (shapes alone) it would import PyTorch's compiler.
+        if not self.input_embedding.weight.is_meta:
+            nn.init.normal_(self.input_embedding.weight)
         self.register_buffer("pos_embedding", sinusoidal_positions(config.context_len, config.embedding_dim))
         self.blocks = nn.ModuleList(Block(config.embedding_dim, config.num_heads) for _ in range(config.num_layers))
         self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size)

@@ -106,12 +106,12 @@ def _write(write: Callable[[Any], str], value: Any) -> str:
 
 
 def divergence(value: float) -> str:
-    """Four digits; powers of ten below 0.0001 (0.001528, 9.261 × 10⁻⁶); 0 is 0."""
+    """Four digits; powers of ten below 0.0001 (0.001528, −9.261 × 10⁻⁶); 0 is 0."""
     if value == 0:
         return "0"
     if abs(value) >= 1e-4:
-        return f"{value:#.4g}".rstrip(".")
-    mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{value:#.4g}".rstrip(".").replace("-", "−")
+    mantissa, exponent = f"{value:.3e}".replace("-", "−", int(value < 0)).split("e")
     return f"{mantissa} × 10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 

@@ -11,10 +11,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kvstages import made
+
 # A safetensors file opens with the length of its JSON header, little-endian, in this many bytes. The format allows
 # headers of at most 100 MB, so a longer one means that the file is something else.
 HEADER_LENGTH_BYTES = 8
 LARGEST_HEADER = 100_000_000
+# Any number of a shape above this is no model's (and shapes of weights stay far below 2^63).
+LARGEST_SIZE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,11 @@ def check_config(path: Path, config: Any) -> GPTConfig:
     for name in names:
         value = config[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{path}: config {name} is {value!r}, expected a whole number of at least 1")
+            raise ValueError(f"{path}: config {name} is {value!r:.60}, expected a whole number of at least 1")
+        if value > LARGEST_SIZE:
+            raise ValueError(
+                f"{path}: config {name} is above {LARGEST_SIZE}, expected the shape of a model that exists"
+            )
     shape = GPTConfig(**{name: config[name] for name in names})
     if shape.embedding_dim % shape.num_heads:
         raise ValueError(
@@ -70,18 +78,19 @@ def read_config(path: Path) -> GPTConfig:
     Reads the header only: 8 bytes of length, then JSON, whose ``__metadata__`` holds the record that
     ``files.write_tensors`` keeps.
     """
+    made.note(path)
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
         header = file.read(length) if 0 < length <= LARGEST_HEADER else b""
     try:
         metadata = json.loads(header).get("__metadata__", {}) if len(header) == length else None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         metadata = None
     if metadata is None:
         raise ValueError(f"{path}: not a safetensors file, or a truncated one")
     try:
         record = json.loads(metadata["record"])
         config = record["config"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"{path}: no model configuration in its header; make it with `kvstages convert`") from None
     return check_config(path, config)

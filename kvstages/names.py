@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
+from kvstages.budgets import BYTES, NATS, Budget
+from kvstages.quantizer import BITS
+
 LAYER = r"\d\d+"
-BUDGET = r"[0-9][0-9.eE+-]*"
-POLICY = rf"bf16|int8|int4|greedy-{BUDGET}"
+# The allocators, each a function of ``allocation``; the last part of a policy's name is its budget.
+ALLOCATORS = ("greedy", "exact", "layer", "depth", "reconstruction", "random")
+BUDGET = rf"(?:{BYTES}|{NATS})"
+POLICY = rf"{'|'.join(BITS)}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
 
 
 def layer_name(layer: int) -> str:
@@ -14,19 +19,25 @@ def layer_name(layer: int) -> str:
     return f"{layer:02d}"
 
 
-def greedy_policy(budget: object) -> str:
-    """The greedy policy of a budget, as the budget is written in the configuration: ``greedy-0.01``."""
-    return f"greedy-{budget}"
+def policy_name(allocator: str, budget: object) -> str:
+    """The policy of an allocator and a budget, as the configuration writes the budget: ``greedy-0.01``."""
+    return f"{allocator}-{budget}"
 
 
-def budget_text(policy: str) -> str | None:
-    """Budget as a greedy policy's name writes it (``0.01``), None for a uniform one; ValueError on any other name."""
+def split_policy(policy: str) -> tuple[str, str | None]:
+    """Allocator of a policy's name and its budget as written, or ``uniform`` and None; ValueError on any other name."""
     if not re.fullmatch(POLICY, policy):
-        raise ValueError(f"policy {policy!r}: expected bf16, int8, int4 or greedy-BUDGET")
-    return policy.removeprefix("greedy-") if policy.startswith("greedy-") else None
+        raise ValueError(
+            f"policy {policy!r}: expected {', '.join(BITS)}, or one of {', '.join(ALLOCATORS)} with a budget, "
+            "such as greedy-0.01 or exact-400000B"
+        )
+    if policy in BITS:
+        return "uniform", None
+    allocator, budget = policy.split("-", 1)
+    return allocator, budget
 
 
-def policy_budget(policy: str) -> float | None:
-    """Budget of a greedy policy's name, None for a uniform one; ValueError on any other name."""
-    text = budget_text(policy)
-    return None if text is None else float(text)
+def parse_policy(policy: str) -> tuple[str, Budget | None]:
+    """Allocator and budget of a policy's name, ``uniform`` and None for a uniform one; ValueError on any other name."""
+    allocator, text = split_policy(policy)
+    return allocator, None if text is None else Budget.parse(text)

@@ -1,51 +1,103 @@
-"""A policy as a record: which precision each head has, how that was decided, and what it stores."""
+"""A policy as a record: which precision each head's keys and values have, how that was decided, and what it stores."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from kvstages.allocation import BITS, Move, Scores, average_payload_bits, greedy, policy_bytes, proxy, uniform
+from kvstages.allocation import ALLOCATORS, Move, average_payload_bits, policy_bytes
+from kvstages.budgets import Budget
+from kvstages.files import read_json
+from kvstages.grid import Grid
+from kvstages.quantizer import BITS
+from kvstages.scores import ScoreTable
 
-STEP_COLUMNS = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
+if TYPE_CHECKING:
+    from kvstages.model_config import GPTConfig
+
+# What an evaluation reads of a policy's record.
+POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
+STEP_COLUMNS = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
 
 
-def greedy_policy(
-    name: str, budget: float, scores: Scores, head_dim: int, tokens: int
+def allocated_policy(
+    name: str, allocator: str, budget: Budget, table: ScoreTable, seed: int = 0
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Record and path of the greedy policy of a budget (nats), from scores {precision: [L][H]} (see ``allocation``)."""
-    grid, path = greedy(scores, budget, head_dim, tokens)
-    spent = path[-1].proxy if path else 0.0
-    return policy_record(name, "greedy", budget, grid, spent, len(path), head_dim, tokens), step_table(path)
+    """Record and path of the policy that an allocator makes of a budget; ``seed`` is what a random one draws with.
+
+    The proxy is where the path ends, or the sum of the scores where there is no path.
+    """
+    found = ALLOCATORS[allocator](table, budget, seed)
+    spent = found.path[-1].proxy if found.path else table.proxy(found.choice)
+    record = policy_record(
+        name,
+        allocator,
+        budget,
+        table.grid(found.choice),
+        spent,
+        len(found.path),
+        table.head_dim,
+        table.tokens,
+        unit=table.unit,
+        ladder=table.ladder,
+        sensitivity=table.source,
+    )
+    return {**record, "seed": seed if allocator == "random" else None}, step_table(found.path)
 
 
-def uniform_policy(
-    name: str, precision: str, scores: Scores, head_dim: int, tokens: int
-) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Record and (empty) path of the policy with one precision everywhere."""
-    shape = next(iter(scores.values()))
-    grid = uniform(len(shape), len(shape[0]), precision)
-    return policy_record(name, "uniform", None, grid, proxy(grid, scores), 0, head_dim, tokens), step_table([])
+    choice = [precision] * len(table.units)
+    record = policy_record(
+        name,
+        "uniform",
+        None,
+        table.grid(choice),
+        table.proxy(choice),
+        0,
+        table.head_dim,
+        table.tokens,
+        unit=table.unit,
+        ladder=table.ladder,
+        sensitivity=table.source,
+    )
+    return record, step_table([])
 
 
 def policy_record(
     name: str,
     allocator: str,
-    budget: float | None,
-    grid: list[list[str]],
+    budget: Budget | None,
+    grid: Grid,
     spent: float,
     steps: int,
     head_dim: int,
     tokens: int,
+    *,
+    unit: str,
+    ladder: Sequence[str],
+    sensitivity: str,
 ) -> dict[str, Any]:
-    """The record of a policy [L][H]; bytes by formula for one cache of ``tokens`` positions, dense heads as BF16."""
+    """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
+
+    ``unit``: what got a precision of its own, head or tensor; ``ladder``: the precisions that it could have;
+    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
+    """
     payload, scales = policy_bytes(grid, head_dim, tokens)
-    dense = policy_bytes(uniform(len(grid), len(grid[0]), "bf16"), head_dim, tokens)[0]
+    tensors = grid.flat()
+    dense = policy_bytes(Grid.of_heads([["bf16"] * heads for heads in grid.shape]), head_dim, tokens)[0]
     return {
         "policy": name,
         "allocator": allocator,
-        "budget": budget,
-        "precisions": grid,
-        "heads": {precision: sum(row.count(precision) for row in grid) for precision in BITS},
+        "sensitivity": sensitivity,
+        "unit": unit,
+        "ladder": list(ladder),
+        "budget": None if budget is None else budget.amount,
+        "budget_in": None if budget is None else budget.measure,
+        "seed": None,
+        "precisions": grid.as_record(),
+        "tensors": {precision: tensors.count(precision) for precision in BITS},
         "proxy": spent,
         "proxy_steps": steps,
         "average_payload_bits": average_payload_bits(grid),
@@ -56,9 +108,43 @@ def policy_record(
 
 
 def step_table(path: list[Move]) -> dict[str, list[Any]]:
-    """The greedy path as columns, steps counted from 1."""
+    """A path as columns, steps counted from 1; head is None where the heads of a layer move together."""
     rows = [
-        (number, m.layer, m.head, m.before, m.after, m.added_kl, m.bytes_saved, m.proxy, m.cache_bytes)
+        (number, m.layer, m.head, m.part, m.before, m.after, m.added_kl, m.bytes_saved, m.proxy, m.cache_bytes)
         for number, m in enumerate(path, start=1)
     ]
     return {name: [row[index] for row in rows] for index, name in enumerate(STEP_COLUMNS)}
+
+
+def check_policy(policy: Any, config: GPTConfig) -> Grid:
+    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
+    if not isinstance(policy, Mapping):
+        raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
+    missing = [key for key in POLICY_KEYS if key not in policy]
+    if missing:
+        raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
+    for key in ("proxy", "average_payload_bits"):
+        if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
+            raise ValueError(f"{key} is {policy[key]!r}, expected a number")
+    grid = Grid.of_record(policy["precisions"])
+    expected = [config.num_heads] * config.num_layers
+    if grid.shape != expected:
+        raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
+    for side, rows in grid.as_record().items():
+        for layer, row in enumerate(rows):
+            for head, precision in enumerate(row):
+                if precision not in BITS:
+                    raise ValueError(
+                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
+                    )
+    return grid
+
+
+def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
+    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
+    policy = read_json(path)
+    try:
+        check_policy(policy, config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return policy

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvstages.names import greedy_policy
+from kvstages.grid import Grid
+from kvstages.names import policy_name
 from kvstages.records import read_record
 
 SHIPPED = Path(__file__).parent / "published"
@@ -18,7 +19,7 @@ _BITS = {16: "bf16", 8: "int8", 4: "int4"}
 _LABELS = {"uniform_int8": "int8", "uniform_int4": "int4", "all_bf16": "bf16"}
 _GREEDY = "greedy_kl_budget_"
 # The adapted models were measured with the mixed policy of the first budget (STUDY.md, "Adaptation with cache noise").
-_ADAPTED_POLICY = greedy_policy("0.01")
+_ADAPTED_POLICY = policy_name("greedy", "0.01")
 _METRICS = {
     "calibration_proxy_gap": "proxy_gap",
     "held_out_ce": "cross_entropy",
@@ -49,10 +50,10 @@ def published_folder(name: str) -> Path:
     raise ValueError(f"published figures {name!r}: no such folder, and none that ships with the project ({shipped})")
 
 
-def policy_name(label: str) -> str:
+def published_name(label: str) -> str:
     """This project's name of a published policy; ValueError on a label that is none of the published ones."""
     if label.startswith(_GREEDY):
-        return greedy_policy(label.removeprefix(_GREEDY))
+        return policy_name("greedy", label.removeprefix(_GREEDY))
     if label not in _LABELS:
         raise ValueError(f"published policy {label!r}: expected {', '.join(_LABELS)} or {_GREEDY}BUDGET")
     return _LABELS[label]
@@ -65,9 +66,9 @@ def published_sensitivities(folder: Path) -> dict[str, list[list[float]]]:
 
 
 def published_policies(folder: Path) -> dict[str, dict[str, Any]]:
-    """Policies by name: precisions (layers x heads), proxy, bytes, and the greedy steps where they were published.
+    """Policies by name: precisions (a ``Grid``), proxy, bytes, and the greedy steps where they were published.
 
-    A step has step (from 1), layer, head, from, to, added_kl, bytes_saved and proxy, as the columns of steps.csv.
+    A step has step (from 1), layer, head, part, from, to, added_kl, bytes_saved and proxy, as the columns of steps.csv.
     """
     policies = {}
     for entry in _read_list(folder / "policies.json"):
@@ -76,6 +77,7 @@ def published_policies(folder: Path) -> dict[str, dict[str, Any]]:
                 "step": number,
                 "layer": step["layer"],
                 "head": step["head"],
+                "part": "kv",
                 "from": _BITS[step["from_bits"]],
                 "to": _BITS[step["to_bits"]],
                 "added_kl": step["delta_kl"],
@@ -84,8 +86,8 @@ def published_policies(folder: Path) -> dict[str, dict[str, Any]]:
             }
             for number, step in enumerate(entry.get("steps", []), start=1)
         ]
-        policies[policy_name(entry["label"])] = {
-            "precisions": [[_BITS[bits] for bits in layer] for layer in entry["bits_per_layer"]],
+        policies[published_name(entry["label"])] = {
+            "precisions": Grid.of_heads([_BITS[bits] for bits in layer] for layer in entry["bits_per_layer"]),
             "proxy": entry["predicted_kl"],
             "proxy_steps": entry["num_steps"],
             "average_payload_bits": entry["avg_payload_bits"],
@@ -100,7 +102,7 @@ def published_policies(folder: Path) -> dict[str, dict[str, Any]]:
 def published_validation(folder: Path) -> dict[str, dict[str, Any]]:
     """Held-out metrics by policy, under the keys of evaluation.json."""
     rows = read_record(folder / "validation.json", ["results"])["results"]
-    return {policy_name(row["policy_label"]): _metrics(row) for row in rows}
+    return {published_name(row["policy_label"]): _metrics(row) for row in rows}
 
 
 def published_adaptation(folder: Path) -> dict[int, dict[str, Any]]:

@@ -2,27 +2,36 @@
 
 Symmetric, one FP16 scale for each token and head, keys and values apart (STUDY.md, "The quantizer"). The order of
 operations is part of the definition: (x · m) / scale and (q · scale) / m, in FP32, with the *stored* scale both ways.
+Codes are packed as a little-endian stream of two's complement fields: one INT8, two INT4 or four INT2 values in a
+byte, eight INT3 values in three bytes; what is left of a last byte is zero.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Largest integer code m of each quantized precision. BF16 heads are not quantized: they keep the cache's dense dtype.
-LEVELS = {"int8": 127, "int4": 7}
-BITS = {"bf16": 16, "int8": 8, "int4": 4}
+# Bits of a stored value, from most to fewest. BF16 is not quantized. A new precision is a new line here.
+BITS = {"bf16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
+# Largest integer code m of each quantized precision.
+LEVELS = {name: 2 ** (bits - 1) - 1 for name, bits in BITS.items() if name != "bf16"}
+QUANTIZED = tuple(LEVELS)
 SCALE_BYTES = 2
 LARGEST_SCALE = 65504.0
 
 
+def packed_width(precision: str, head_dim: int) -> int:
+    """Bytes of a vector of ``head_dim`` stored values, its scale aside."""
+    return math.ceil(head_dim * BITS[precision] / 8)
+
+
 def bytes_per_token(precision: str, head_dim: int) -> tuple[int, int]:
-    """Payload and scale bytes of one token of one head, keys and values together (STUDY.md)."""
-    payload = {"bf16": 2 * head_dim, "int8": head_dim, "int4": (head_dim + 1) // 2}[precision]
-    return 2 * payload, 0 if precision == "bf16" else 2 * SCALE_BYTES
+    """Payload and scale bytes of one token of one head's keys, or of its values (STUDY.md)."""
+    return packed_width(precision, head_dim), 0 if precision == "bf16" else SCALE_BYTES
 
 
 def choose_scale(x: Tensor) -> Tensor:
@@ -53,27 +62,66 @@ def dequantize(codes: Tensor, scale: Tensor, levels: int | Tensor, dtype: torch.
     return (codes.float() * scale.float().unsqueeze(-1)).div_(levels).to(dtype)
 
 
-def pack_int4(codes: Tensor) -> Tensor:
-    """Two codes a byte, uint8 [..., ⌈D/2⌉]: low nibble first, two's complement; an odd width ends in a zero nibble."""
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes int8 [..., D] of 8, 4, 3 or 2 bits as a stream of bits, uint8 [..., ⌈D · bits / 8⌉]."""
     import torch
 
-    if codes.shape[-1] % 2:
-        codes = torch.nn.functional.pad(codes, (0, 1))
-    nibbles = codes.view(torch.uint8) & 0xF
-    return nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    width = math.ceil(codes.shape[-1] * bits / 8)
+    per_word, word_bytes = _word(bits)
+    missing = -codes.shape[-1] % per_word
+    if missing:
+        codes = torch.nn.functional.pad(codes, (0, missing))
+    fields = (codes.view(torch.uint8) & (2**bits - 1)).unflatten(-1, (-1, per_word))
+    if word_bytes > 1:
+        fields = fields.int()
+    words = fields[..., 0]
+    for index in range(1, per_word):
+        words = words | (fields[..., index] << (bits * index))
+    if word_bytes == 1:
+        return words
+    return (
+        torch.stack([words >> (8 * i) & 0xFF for i in range(word_bytes)], dim=-1)
+        .to(torch.uint8)
+        .flatten(-2)[..., :width]
+    )
 
 
-def unpack_int4(packed: Tensor, head_dim: int) -> Tensor:
-    """Codes int8 [..., head_dim] of packed bytes [..., ⌈head_dim/2⌉]; the inverse of ``pack_int4``."""
+def unpack(packed: Tensor, bits: int, head_dim: int) -> Tensor:
+    """Codes int8 [..., head_dim] of packed bytes [..., ⌈head_dim · bits / 8⌉]; the inverse of ``pack``."""
     import torch
 
-    # Shifting a nibble to the top of a signed byte and back down again extends its sign.
-    signed = packed.view(torch.int8)
-    pairs = torch.stack(((signed << 4) >> 4, signed >> 4), dim=-1)
-    return pairs.flatten(-2)[..., :head_dim]
+    per_word, word_bytes = _word(bits)
+    if word_bytes == 1:
+        words = packed.view(torch.int8)
+    else:
+        whole = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % word_bytes)).unflatten(-1, (-1, word_bytes))
+        words = whole[..., 0].int()
+        for index in range(1, word_bytes):
+            words = words | (whole[..., index].int() << (8 * index))
+    # Shifting a field to the top of a signed word and back down again extends its sign.
+    top = words.element_size() * 8
+    fields = [(words << (top - bits * (index + 1))) >> (top - bits) for index in range(per_word)]
+    return torch.stack(fields, dim=-1).flatten(-2)[..., :head_dim].to(torch.int8)
+
+
+def _word(bits: int) -> tuple[int, int]:
+    """The fewest codes that fill whole bytes, and how many bytes that is."""
+    shared = math.gcd(8, bits)
+    return 8 // shared, bits // shared
 
 
 def reconstruct(x: Tensor, levels: int | Tensor) -> Tensor:
     """x [..., D] as a quantized cache gives it back, in x's dtype: quantize and dequantize in one go."""
     scale = choose_scale(x)
     return dequantize(quantize(x, scale, levels), scale, levels, x.dtype)
+
+
+def neighbour(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x moved to a neighbouring value of ``dtype``, in x's dtype: the smallest change that this dtype can hold.
+
+    The last bit of the mantissa is flipped, so finite values stay finite.
+    """
+    import torch
+
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return (x.to(dtype).view(integer) ^ 1).view(dtype).to(x.dtype)

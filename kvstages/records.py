@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages import made
 from kvstages.files import read_json
-from kvstages.names import policy_budget
+from kvstages.names import ALLOCATORS, parse_policy
 from kvstages.quantizer import BITS
 
 if TYPE_CHECKING:
@@ -30,31 +31,39 @@ def read_record(path: Path, keys: Iterable[str]) -> dict[str, Any]:
     return record
 
 
-def read_columns(path: Path, numbers: Iterable[str], texts: Iterable[str] = ()) -> pd.DataFrame:
-    """Columns of a CSV table, numbers read back exactly; ValueError names the file and the column that is wrong."""
+def read_columns(
+    path: Path, numbers: Iterable[str], texts: Iterable[str] = (), gaps: Iterable[str] = ()
+) -> pd.DataFrame:
+    """Columns of a CSV table: texts, numbers, and numbers that may be missing in a row (``gaps``).
+
+    Numbers are read back exactly. ValueError names the file and the column that is wrong.
+    """
     import pandas as pd
 
-    numbers, texts = list(numbers), list(texts)
+    made.note(path)
+    numbers, texts, gaps = list(numbers), list(texts), list(gaps)
     try:
         table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a CSV table ({error})") from error
-    for column in [*texts, *numbers]:
+    for column in [*texts, *numbers, *gaps]:
         if column not in table:
             raise ValueError(f"{path}: column {column!r} is missing; found {', '.join(map(str, table.columns))}")
-    for column in numbers:
+    for column in [*numbers, *gaps]:
         values = pd.to_numeric(table[column], errors="coerce")
-        wrong = values.isna()
+        wrong = values.isna() & (table[column].notna() if column in gaps else True)
         if wrong.any():
             raise ValueError(f"{path}: column {column!r} holds {table[column][wrong].iloc[0]!r}, expected a number")
         table[column] = values
-    return table[[*texts, *numbers]]
+    return table[[*texts, *numbers, *gaps]]
 
 
-def policy_order(policy: str) -> tuple[int, float]:
-    """Sort key of policies: bf16, int8, int4, then the greedy ones from the smallest budget."""
-    budget = policy_budget(policy)
-    return (-BITS[policy], 0.0) if budget is None else (0, budget)
+def policy_order(policy: str) -> tuple[int, str, float]:
+    """Sort key of policies: the uniform ones by bits, then each allocator's, budgets in bytes first, from the least."""
+    allocator, budget = parse_policy(policy)
+    if budget is None:
+        return -BITS[policy], "", 0.0
+    return ALLOCATORS.index(allocator), budget.measure, budget.amount
 
 
 def arm_and_seed(path: Path) -> tuple[str, int]:

@@ -13,24 +13,24 @@ EXECUTIONS = ("parallel", "incremental")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a study is measured. ``arithmetic`` is the model's dtype, ``dense_storage`` that of unquantized heads in the
-    cache: two ideas, equal in the published study (BF16)."""
+    """How a study is measured: token by token or a block at a time, and the dtype that the model computes in.
+
+    What a cache holds is a separate matter: unquantized heads are BF16 in either case (see ``rounding``).
+    """
 
     execution: str
-    arithmetic: str
-    dense_storage: str
+    compute_dtype: str
 
     def __post_init__(self) -> None:
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution {self.execution!r}: expected one of {', '.join(EXECUTIONS)}")
-        for key in ("arithmetic", "dense_storage"):
-            if getattr(self, key) not in DTYPES:
-                raise ValueError(f"{key} {getattr(self, key)!r}: expected one of {', '.join(DTYPES)}")
+        if self.compute_dtype not in DTYPES:
+            raise ValueError(f"compute_dtype {self.compute_dtype!r}: expected one of {', '.join(DTYPES)}")
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """Arithmetic and dense storage."""
-        return DTYPES[self.arithmetic], DTYPES[self.dense_storage]
+    def dtype(self) -> torch.dtype:
+        """The compute dtype."""
+        return DTYPES[self.compute_dtype]
 
     def as_dict(self) -> dict[str, str]:
         return asdict(self)
@@ -48,14 +48,14 @@ def prepare(device: str, threads: int) -> torch.device:
     if device == "cuda" and not available:
         raise ValueError("device cuda: PyTorch finds no CUDA device here; set device to cpu or auto")
     torch.set_num_threads(threads)
+    # Deterministic algorithms or an error. use_deterministic_algorithms does the same and imports PyTorch's compiler.
+    torch.set_deterministic_debug_mode("error")
     # Determinism does not need every new tensor filled with NaN: nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if device == "cpu" or not available:
-        torch.use_deterministic_algorithms(True)
         return torch.device("cpu")
     # cuBLAS is deterministic only with a fixed workspace, and the fused attention kernels' backward passes are not.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvstages import made
 from kvstages.files import write_bytes
 
 MAGIC = 20250320
@@ -35,6 +36,7 @@ def read_shard(path: Path) -> np.ndarray:
     The ids are mapped, not read: a window touches only its own pages of a large shard.
     """
     path = Path(path)
+    made.note(path)
     size = path.stat().st_size
     if size < HEADER_BYTES:
         raise ValueError(f"{path}: {size} bytes, but a token shard opens with a header of {HEADER_BYTES}")

@@ -15,18 +15,32 @@ import pytest
 from kvstages.files import sha256, write_json, write_tensors, write_text
 
 REPOSITORY = Path(__file__).parents[1]
+# Run by every Python process of a workflow: writes down which modules of the package a stage imported.
+PROBE = """
+import atexit, os, sys
+
+def record():
+    if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
+        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
+        with open(os.path.join(os.environ["PROBED"], f"{sys.argv[1]}.{os.getpid()}"), "w") as file:
+            file.write("\\n".join(sorted(names)))
+
+atexit.register(record)
+"""
 SHAPE = {"vocab_size": 64, "context_len": 16, "embedding_dim": 16, "num_layers": 2, "num_heads": 2}
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 SHARED = {"studies": ["small"], "device": "cpu", "threads": 1, "memory_mb": 1024, "container": "kvstages.sif"}
 STUDY = {
-    "title": "A small random decoder",
+    # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
+    "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",
     "layers": 2,
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
     "execution": "parallel",
-    "arithmetic": "float32",
-    "dense_storage": "float32",
+    "compute_dtype": "float32",
+    "unit": "head",
     "precisions": ["int8", "int4"],
+    "allocators": ["greedy"],
     "budgets": [1e-6, 0.5],
     "adaptation": {
         "steps": 2,
@@ -167,4 +181,29 @@ def project(tmp_path: Path, artifacts: tuple[Path, dict[str, str]]) -> Project:
     """A fresh working directory with the small study, its artifacts in a local folder; nothing has run."""
     project = Project(tmp_path / "project")
     project.configure(study_of({"source": "local", "location": str(artifacts[0])}, *artifacts))
+    return project
+
+
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stages of the whole runs write down what they imported."""
+    return tmp_path_factory.mktemp("probed")
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory: pytest.TempPathFactory, probed: Path) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("probe")
+    (folder / "sitecustomize.py").write_text(PROBE)
+    return {"PYTHONPATH": str(folder), "PROBED": str(probed)}
+
+
+@pytest.fixture(scope="session")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Path, dict[str, str]], probe: dict[str, str]
+) -> Project:
+    """The small study, bundled with its working directory, run from nothing to its manifest."""
+    project = Project(tmp_path_factory.mktemp("finished"), probe)
+    shutil.copytree(artifacts[0], project.folder / "resources" / "bundled" / "small")
+    project.configure(study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts))
+    project.run("--cores", "2")
     return project

@@ -25,11 +25,13 @@ def hub(
     alter: Callable[[str, bytes], bytes] = lambda path, body: body,
     status: int | None = None,
     delay: float = 0.0,
+    cut: float = 1.0,
 ) -> Iterator[str]:
     """Serve ``{"owner/name": {commit: {path: bytes}}}``; yields the address to put into HF_ENDPOINT.
 
     Faults: every answer names ``answered_commit``; ``alter`` changes the bytes but not the ETag; every answer has
-    ``status``; every answer comes after ``delay`` seconds.
+    ``status``; every answer comes after ``delay`` seconds; of the announced bytes only the share ``cut`` is sent, then
+    the connection ends.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -41,7 +43,8 @@ def hub(
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                self.wfile.write(body[: int(cut * len(body))])
+                self.close_connection = cut < 1
 
         def do_GET(self) -> None:
             time.sleep(delay)

@@ -1,17 +1,19 @@
 """A study's result files, made of the published figures in the project's formats; what was not published is made up.
 
-Made up, with a fixed seed: positions.csv, the 95 % intervals, the control arm, and the curves of the later seeds.
+Made up, with a fixed seed where random: the floors, positions.csv, intervals and errors, KL in reverse, Δp, the
+percentiles that were not published, the control arm, and the curves of the later seeds.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from kvstages.files import write_json, write_table
-from kvstages.names import policy_budget
+from kvstages.names import split_policy
 from kvstages.published import (
     SHIPPED,
     published_adaptation,
@@ -19,28 +21,34 @@ from kvstages.published import (
     published_sensitivities,
     published_validation,
 )
+from kvstages.summary import summarise
 
 PUBLISHED = SHIPPED / "gpt2-nano"
-MEASURED = {"execution": "incremental", "arithmetic": "bfloat16", "dense_storage": "bfloat16"}
+MEASURED = {"execution": "incremental", "compute_dtype": "bfloat16"}
+SENSITIVITY = Path("sensitivity", "measured-bfloat16.csv")
 BLOCKS, POSITIONS = 32, 64
+# 38 of the published INT8 scores and 11 of the INT4 scores lie below.
+FLOOR = 6e-5
 BYTES_PER_HEAD = {"bf16": 64 * 256, "int8": 64 * 132, "int4": 64 * 68}
 
 
 def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[str, ...] | None = None) -> Path:
-    """Write sensitivity.csv, policies/ and adaptation/ of the first layers and heads; returns ``folder``."""
+    """Write sensitivity/, policies/ and adaptation/ of the first layers and heads; returns ``folder``."""
     scores = {
         precision: np.array(grid)[:layers, :heads] for precision, grid in published_sensitivities(PUBLISHED).items()
     }
     rows = [
-        {"layer": layer, "head": head, "precision": precision, "mean_kl": float(scores[precision][layer, head]),
-         "standard_error": 1e-6, "blocks": 8, **MEASURED}
+        {"layer": layer, "head": head, "part": "kv", "precision": precision,
+         "mean_kl": float(scores[precision][layer, head]), "standard_error": 1e-6, "blocks": 8, "floor_kl": FLOOR,
+         "bf16_step_kl": 2 * FLOOR, "below_floor": int(scores[precision][layer, head] < FLOOR),
+         "reconstruction_error": 1e-5, "source": SENSITIVITY.stem, **MEASURED}
         for layer in range(layers) for head in range(heads) for precision in ("int8", "int4")
     ]  # fmt: skip
-    write_table(folder / "sensitivity.csv", pd.DataFrame(rows))
+    write_table(folder / SENSITIVITY, pd.DataFrame(rows))
     validation = published_validation(PUBLISHED)
     policies = published_policies(PUBLISHED)
     for number, (policy, metrics) in enumerate(validation.items()):
-        if budgets is None or policy_budget(policy) is None or policy.removeprefix("greedy-") in budgets:
+        if budgets is None or split_policy(policy)[1] in (None, *budgets):
             _write_policy(folder / "policies" / policy, policy, policies[policy], metrics, scores, number)
     adaptation = published_adaptation(PUBLISHED)
     for seed, adapted in adaptation.items():
@@ -64,7 +72,7 @@ def figure_arguments(name: str, study: Path) -> list[str]:
     greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
     originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
-        "sensitivity": ["--sensitivity", str(study / "sensitivity.csv")],
+        "sensitivity": ["--sensitivity", str(study / SENSITIVITY)],
         "allocation": greedy,
         "greedy-path": greedy,
         "storage-kl": every,
@@ -83,29 +91,34 @@ def table_arguments(name: str, study: Path) -> list[str]:
     originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
         "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
+        "divergence": sorted(map(str, study.glob("policies/*/evaluation.json"))),
         "adaptation": [
             *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
             *(word for path in originals for word in ("--original", path)),
         ],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
-            "--sensitivity", str(study / "sensitivity.csv"),
+            "--sensitivity", str(study / SENSITIVITY),
         ],
     }[name]  # fmt: skip
 
 
 def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:
     layers, heads = scores["int8"].shape
-    precisions = [layer[:heads] for layer in published["precisions"][:layers]]
+    precisions = [list(layer[:heads]) for layer in published["precisions"].keys[:layers]]
     counts = {name: sum(layer.count(name) for layer in precisions) for name in ("bf16", "int8", "int4")}
     total = sum(BYTES_PER_HEAD[name] * count for name, count in counts.items())
     full = BYTES_PER_HEAD["bf16"] * layers * heads
-    budget = policy_budget(policy)
+    allocator, text = split_policy(policy)
+    budget = None if text is None else float(text)
     steps = _greedy_steps(scores, budget) if budget is not None else _greedy_steps(scores, -1.0)
     write_table(place / "steps.csv", steps)
     write_json(place / "policy.json", {
-        "policy": policy, "allocator": "uniform" if budget is None else "greedy", "budget": budget,
-        "precisions": precisions, "heads": counts, "proxy": published["proxy"], "proxy_steps": len(steps),
+        "policy": policy, "allocator": allocator, "sensitivity": "published", "unit": "head",
+        "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
+        "precisions": {"keys": precisions, "values": precisions},
+        "tensors": {"int3": 0, "int2": 0, **{name: 2 * count for name, count in counts.items()}},
+        "proxy": published["proxy"], "proxy_steps": len(steps),
         "average_payload_bits": published["average_payload_bits"], "tokens": 64,
         "bytes": {"payload": total, "scale": 0, "total": total, "bf16": full}, "compression": full / total,
     })  # fmt: skip
@@ -117,15 +130,16 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
     kl[:, 0] = 0.0
     table = pd.DataFrame({
         "block": np.repeat(np.arange(BLOCKS), POSITIONS), "position": np.tile(np.arange(POSITIONS), BLOCKS),
-        "kl": kl.ravel(), "agrees": 1, "cross_entropy": 2.7, "logit_deviation": 0.1,
+        "kl": kl.ravel(), "reverse_kl": kl.ravel(), "agrees": 1, "cross_entropy": 2.7, "reference_cross_entropy": 2.7,
+        "delta_p": 0.01, "logit_deviation": 0.1,
     })  # fmt: skip
     write_table(place / "positions.csv", table)
 
 
 def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:
-    """An evaluation.json of published metrics; the intervals are made up."""
+    """An evaluation.json of published metrics; what was not published is made up."""
     known = {key: value for key, value in metrics.items() if key != "tokens_per_second"}
-    return known | {
+    return _made_up_figures(metrics["mean_kl"]) | known | {
         "policy": policy, "window": "validation", **MEASURED, "device": "cpu", "threads": 1,
         "sequences": BLOCKS, "positions": BLOCKS * POSITIONS, "targets": BLOCKS * (POSITIONS - 1),
         "mean_kl_low": metrics["mean_kl"] * 0.92, "mean_kl_high": metrics["mean_kl"] * 1.09,
@@ -133,6 +147,19 @@ def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:
         "reference_cross_entropy": 2.744030029054672, "proxy": proxy, "tokens_per_cache": 64,
         "reconstruction_bytes": 4096,
     }  # fmt: skip
+
+
+@cache
+def _made_up_figures(mean_kl: float) -> dict[str, float]:
+    random = np.random.default_rng(0)
+    kl = mean_kl * random.lognormal(-0.5, 1.0, (BLOCKS, POSITIONS))
+    reference = random.gamma(2.0, 1.37, (BLOCKS, POSITIONS))
+    own = np.abs(reference + np.sqrt(mean_kl) * random.normal(size=reference.shape))
+    own[:, -1] = reference[:, -1] = np.nan
+    return summarise({
+        "kl": kl, "reverse_kl": 1.1 * kl, "agrees": random.random(kl.shape) > mean_kl, "logit_deviation": kl,
+        "cross_entropy": own, "reference_cross_entropy": reference, "delta_p": np.exp(-own) - np.exp(-reference),
+    })  # fmt: skip
 
 
 def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:
@@ -157,6 +184,6 @@ def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:
         )
         saved = BYTES_PER_HEAD[old] - BYTES_PER_HEAD[new]
         state[cell], proxy, total = new, proxy + added, total - saved
-        steps.append((len(steps) + 1, *cell, old, new, float(added), saved, proxy, total))
-    columns = ["step", "layer", "head", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
+        steps.append((len(steps) + 1, *cell, "kv", old, new, float(added), saved, proxy, total))
+    columns = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
     return pd.DataFrame(steps, columns=columns)

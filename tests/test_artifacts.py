@@ -138,6 +138,16 @@ def test_wrong_bytes_of_the_right_length_are_caught_and_the_next_run_repairs(tmp
     assert (tmp_path / "final.pt").read_bytes() == BODY
 
 
+def test_a_download_that_is_cut_off_leaves_nothing_and_the_next_run_repairs(tmp_path):
+    with hub(REPOSITORIES, cut=0.5) as endpoint:
+        message = one_line(fetch_from_hub(endpoint, tmp_path))
+    assert f"is not available for ada/nano at revision {COMMIT}" in message
+    assert left_in(tmp_path) == []
+    with hub(REPOSITORIES) as endpoint:
+        assert fetch_from_hub(endpoint, tmp_path).returncode == 0
+    assert (tmp_path / "final.pt").read_bytes() == BODY
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -14,8 +17,10 @@ from click.testing import CliRunner
 from models import random_model
 
 from kvstages.checkpoints import save_model
-from kvstages.cli import STAGES, main, out_of_memory
+from kvstages.cli import STAGES, TOOLS, main, out_of_memory
 from kvstages.files import write_tensors
+
+COMMANDS = STAGES | TOOLS
 
 
 def stage(name: str) -> click.Command:
@@ -24,11 +29,11 @@ def stage(name: str) -> click.Command:
 
 def test_help_lists_every_stage_with_what_it_does():
     output = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
-    for name, what in STAGES.items():
+    for name, what in COMMANDS.items():
         assert f" {name} {what}" in output
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_stage_says_what_it_writes_and_how_to_call_it(name):
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
@@ -36,7 +41,7 @@ def test_help_of_a_stage_says_what_it_writes_and_how_to_call_it(name):
     assert f"Example: kvstages {name} " in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
     """Every option of the example is known, and none that is required is missing."""
     text = stage(name).help.split("Example:")[1].replace("\\\n", " ")
@@ -62,13 +67,59 @@ def test_help_starts_without_torch():
     script = (
         "import sys\n"
         "from click.testing import CliRunner\n"
-        "from kvstages.cli import STAGES, main\n"
-        "for words in (['--help'], *([name, '--help'] for name in STAGES)):\n"
+        "from kvstages.cli import STAGES, TOOLS, main\n"
+        "for words in (['--help'], *([name, '--help'] for name in [*STAGES, *TOOLS])):\n"
         "    assert CliRunner().invoke(main, words).exit_code == 0, words\n"
         "print(sorted({'torch', 'pandas', 'matplotlib', 'snakemake'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def imports_of_stages(stages: list[list[object]], folder: Path, modules: list[str]) -> str:
+    """Those of ``modules`` that a process has imported once it has run ``stages`` in ``folder``, as one line."""
+    script = (
+        "import json, sys\n"
+        "from click.testing import CliRunner\n"
+        "from kvstages.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    result = CliRunner().invoke(main, words)\n"
+        "    assert result.exit_code == 0, (words, result.output)\n"
+        "print(*[name for name in sys.argv[2:] if name in sys.modules])\n"
+    )
+    words = json.dumps([[str(word) for word in stage] for stage in stages])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, words, *modules], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
+    """Neither torch where nothing is computed, nor ever PyTorch's compiler, which takes as long again as torch."""
+    source, paths = artifacts
+    model, window = source / paths["checkpoint"], ["--window", "validation"]
+    shard = ["--shard", source / paths["shard"], "--model", model, "--block", 8]
+    windows = ["windows", *shard, "--window", "adaptation=0:16", "--window", "validation=64:96", "--output", "windows"]
+    sensitivity = ["sensitivity", "0.csv", "1.csv", "--source", "mine", "--output", "sensitivity.csv"]
+    policy = ["--policy", "int8", "--allocator", "uniform", "--precision", "int8", "--sensitivity", "sensitivity.csv"]
+    allocate = ["allocate", *policy, "--model", model, "--output", "int8.json", "--steps", "steps.csv"]
+    decoder = ["--model", "model.safetensors", "--windows", "windows", "--device", "cpu"]
+    files = ["--policy", "int8.json", "--reference", "reference", "--output", "int8", "--positions", "positions.csv"]
+    arm = ["--noise-bits", 4, "--seed", 1, "--steps", 2, "--output", "adapted", "--curve", "curve.csv"]
+    stages = [
+        windows,
+        ["convert", "--checkpoint", model, "--output", "model.safetensors"],
+        ["reference", *decoder, *window, "--output", "reference"],
+        *(["sweep", *decoder, *window, "--layer", layer, "--output", f"{layer}.csv"] for layer in range(2)),
+        sensitivity,
+        allocate,
+        ["evaluate", *decoder, *window, *files],
+        *(["adapt", *decoder, *arm, "--compute-dtype", dtype] for dtype in ("float32", "bfloat16")),
+    ]
+    assert imports_of_stages(stages, tmp_path, ["torch", "torch._dynamo", "torch._inductor", "sympy"]) == "torch"
+    assert imports_of_stages([windows, sensitivity, allocate], tmp_path, ["torch"]) == ""
 
 
 def test_an_unknown_stage_is_a_usage_error():

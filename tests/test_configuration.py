@@ -7,6 +7,7 @@ import pytest
 
 from kvstages.configuration import check_shared, check_study, load_study
 
+COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
 SHARED = {
     "studies": ["embedded", "gpt2-nano"],
     "device": "auto",
@@ -33,9 +34,10 @@ windows:
   reserved: [4096, 5120]
   validation: [8192, 10240]
 execution: parallel
-arithmetic: float32
-dense_storage: float32
+compute_dtype: float32
+unit: head
 precisions: [int8, int4]
+allocators: [greedy]
 budgets: [0.01, 0.05, 0.1, 0.25, 0.5]
 adaptation:
   steps: 50
@@ -143,11 +145,16 @@ def test_a_right_study_from_a_folder(study, source):
         ("windows.validation", [0, 64], "window validation (0 to 64) starts before reserved ends at 5120"),
         # choices
         ("execution", "fast", "execution: the text 'fast', expected one of parallel, incremental"),
-        ("arithmetic", "bf16", "arithmetic: the text 'bf16', expected one of float32, bfloat16, float64"),
-        ("dense_storage", 16, "dense_storage: 16, expected one of float32, bfloat16, float64"),
-        ("precisions", ["int8", "int2"], "precisions[1]: the text 'int2', expected one of int8, int4"),
+        ("compute_dtype", "bf16", "compute_dtype: the text 'bf16', expected one of float32, bfloat16, float64"),
+        ("unit", "layer", "unit: the text 'layer', expected one of head, tensor"),
+        ("precisions", ["int8", "int5"], "precisions[1]: the text 'int5', expected one of int8, int4, int3, int2"),
         ("precisions", ["int8", "int8"], "precisions[1]: int8 repeats precisions[0]"),
-        ("precisions", ["int4"], "precisions: lacks int8; the allocation steps from bf16 to int8 to int4"),
+        ("precisions", ["int4", "int8"], "precisions: int4, int8; expected them from most bits to fewest: int8, int4"),
+        ("allocators", ["best"], "allocators[0]: the text 'best', expected one of greedy, exact, layer, depth, recons"),
+        ("comparison", {}, "comparison.budgets: missing"),
+        ("comparison", COMPARISON | {"frontier": 1}, "comparison.frontier: 1, expected at least 2 (byte totals"),
+        ("comparison", COMPARISON | {"random": 0}, "comparison.random: 0, expected at least 1 (random policies"),
+        ("comparison", COMPARISON | {"budgets": ["9B"]}, "comparison.budgets[0]: the text '9B' is not a number"),
         ("precisions", [], "precisions: empty, expected at least one of precisions"),
         # budgets
         ("budgets.1", -0.1, "budgets[1]: -0.1 is negative; expected a KL budget of 0 or more, in nats"),
@@ -159,8 +166,8 @@ def test_a_right_study_from_a_folder(study, source):
         ("budgets.2", None, "budgets[2]: nothing is not a number"),
         ("budgets.4", 0.10, "budgets[4]: 0.1 repeats budgets[2]"),
         ("budgets", [1, 0.5, 1.0], "budgets[2]: 1.0 repeats budgets[0]"),
-        ("budgets", [], "budgets: empty, expected at least one of KL budgets, in nats"),
-        ("budgets", 0.1, "budgets: 0.1, expected a list of KL budgets, in nats"),
+        ("budgets", [], "budgets: empty, expected at least one of budgets: nats of KL, or bytes such as 400000B"),
+        ("budgets", 0.1, "budgets: 0.1, expected a list of budgets: nats of KL, or bytes such as 400000B"),
         # adaptation
         ("adaptation.steps", 0, "adaptation.steps: 0, expected at least 1 (training steps)"),
         ("adaptation.learning_rate", 0, "adaptation.learning_rate: 0, expected a number above 0"),

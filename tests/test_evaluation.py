@@ -10,30 +10,43 @@ import torch
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
-from kvstages.evaluation import evaluate, read_policy, reference_logits
+from kvstages.budgets import Budget
+from kvstages.evaluation import evaluate, reference_logits
 from kvstages.execution import dense_grid, window_logits
 from kvstages.files import write_json
+from kvstages.grid import Grid
 from kvstages.metrics import divergence
-from kvstages.policies import policy_record
+from kvstages.policies import policy_record, read_policy
+from kvstages.quantizer import BITS
 from kvstages.runtime import Setting
 
 MEMORY = 1 << 30
-GRID = [["int4", "int8"], ["bf16", "int4"], ["int8", "bf16"]]
+GRID = Grid(
+    (("int4", "int8"), ("bf16", "int3"), ("int8", "bf16")), (("int4", "int2"), ("bf16", "bf16"), ("int8", "bf16"))
+)
 
 
 def policy(grid):
-    return policy_record("mixed", "greedy", 0.1, grid, 0.05, 3, 8, 12)
+    budget = Budget(0.1, "nats")
+    return policy_record(
+        "mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="tensor", ladder=BITS, sensitivity="made-up"
+    )
+
+
+def with_keys(*rows):
+    """The policy's precisions, with other keys."""
+    return {"keys": [list(row) for row in rows], "values": policy(GRID)["precisions"]["values"]}
 
 
 @pytest.mark.parametrize("execution", ["parallel", "incremental"])
 def test_a_policy_measures_what_a_plain_run_does(execution):
-    setting = Setting(execution, "float64", "float64")
+    setting = Setting(execution, "float64")
     model, tokens = random_model(dtype=torch.float64), random_tokens()
     reference = torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY)])
     figures, positions = evaluate(model, tokens, policy(GRID), reference, setting, MEMORY)
     plain = []
     for block in tokens:
-        cache = PlainCache(GRID, torch.float64)
+        cache = PlainCache(GRID)
         plain.append(torch.cat([model(token.view(1, 1), cache)[0] for token in block]))
     kl = divergence(torch.stack(plain), reference)
     assert np.allclose(positions["kl"], kl.flatten(), rtol=1e-6, atol=1e-14)
@@ -47,8 +60,8 @@ def test_a_policy_measures_what_a_plain_run_does(execution):
 @pytest.mark.parametrize("execution", ["parallel", "incremental"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_bf16_measures_zero_and_one(execution, dtype):
-    setting = Setting(execution, dtype, dtype)
-    model, tokens = random_model(dtype=setting.dtypes[0]), random_tokens()
+    setting = Setting(execution, dtype)
+    model, tokens = random_model(dtype=setting.dtype), random_tokens()
     dense = dense_grid(model)
     reference = torch.cat([part for _, part in window_logits(model, tokens, dense, setting, MEMORY)])
     figures, _ = evaluate(model, tokens, policy(dense), reference, setting, MEMORY)
@@ -58,10 +71,10 @@ def test_all_bf16_measures_zero_and_one(execution, dtype):
 
 
 def test_a_policy_or_reference_of_another_shape_is_refused():
-    setting = Setting("parallel", "float32", "float32")
+    setting = Setting("parallel", "float32")
     model, tokens = random_model(), random_tokens()
     with pytest.raises(ValueError, match=r"for heads \[2, 2\] a layer, but the model has \[2, 2, 2\]"):
-        evaluate(model, tokens, policy(GRID[:2]), torch.zeros(3, 12, 50), setting, MEMORY)
+        evaluate(model, tokens, policy(Grid(GRID.keys[:2], GRID.values[:2])), torch.zeros(3, 12, 50), setting, MEMORY)
     with pytest.raises(ValueError, match=r"reference logits \(3, 11, 50\)"):
         evaluate(model, tokens, policy(GRID), torch.zeros(3, 11, 50), setting, MEMORY)
 
@@ -73,10 +86,16 @@ def test_a_policy_or_reference_of_another_shape_is_refused():
         ({"proxy": None}, "key 'proxy' is missing"),
         ({"precisions": None}, "key 'precisions' is missing"),
         ({"average_payload_bits": "six"}, "average_payload_bits is 'six', expected a number"),
-        ({"precisions": "int4"}, "precisions is str, expected a list of layers, each a list of heads"),
-        ({"precisions": [*GRID[:2], ["int8", "int2"]]}, "layer 2, head 1: 'int2', expected one of bf16, int8, int4"),
-        ({"precisions": [*GRID[:2], ["int8", 4]]}, "layer 2, head 1: 4, expected one of bf16, int8, int4"),
-        ({"precisions": [*GRID[:2], ["int8"]]}, r"for heads \[2, 2, 1\] a layer, but the model has \[2, 2, 2\]"),
+        ({"precisions": "int4"}, "precisions: str, expected the keys keys and values"),
+        ({"precisions": {"keys": []}}, r"precisions: \['keys'\], expected the keys keys and values"),
+        ({"precisions": {"keys": [], "values": "int4"}}, "precisions.values: expected a list of layers, each a list"),
+        ({"precisions": with_keys(*GRID.keys[:2], ("int8", "int5"))}, "layer 2, head 1, keys: 'int5', expected one of"),
+        (
+            {"precisions": with_keys(*GRID.keys[:2], ("int8", 4))},
+            "layer 2, head 1, keys: 4, expected one of bf16, int8",
+        ),
+        ({"precisions": with_keys(*GRID.keys[:2], ("int8",))}, "precisions: keys and values have different shapes"),
+        ({"precisions": {"keys": [["int8"]], "values": [["int8"]]}}, r"heads \[1\] a layer, but the model has \[2, 2"),
     ],
 )
 def test_what_is_no_policy_is_refused_by_name(change, message, tmp_path):

@@ -7,18 +7,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import random_model, random_tokens
+from score_tables import head_table
 
 from kvstages.allocation import greedy
+from kvstages.budgets import Budget
 from kvstages.cache import BlockCache, PackedCache
 from kvstages.execution import blocks_per_pass, dense_grid, window_logits
 from kvstages.gpt import GPT
+from kvstages.grid import Grid
 from kvstages.metrics import divergence
-from kvstages.quantizer import LEVELS, choose_scale, quantize
+from kvstages.quantizer import BITS, LEVELS, choose_scale, quantize
 from kvstages.runtime import Setting
 from kvstages.sweep import sweep_layer
+from kvstages.sweep_table import trials
 
 MEMORY = 1 << 30
-PRECISIONS = ("bf16", "int8", "int4")
+PRECISIONS = tuple(BITS)
 
 
 def logits_of(model: GPT, tokens: torch.Tensor, grid, setting: Setting, memory: int = MEMORY) -> torch.Tensor:
@@ -33,19 +37,17 @@ def logits_of(model: GPT, tokens: torch.Tensor, grid, setting: Setting, memory: 
     head_dim=st.integers(2, 9),
     blocks=st.integers(1, 4),
     length=st.integers(1, 12),
-    dense_storage=st.sampled_from(["float64", "bfloat16"]),
 )
-def test_in_fp64_the_logits_agree_to_rounding(data, layers, heads, head_dim, blocks, length, dense_storage):
-    grid = data.draw(
-        st.lists(
-            st.lists(st.sampled_from(PRECISIONS), min_size=heads, max_size=heads), min_size=layers, max_size=layers
-        )
+def test_in_fp64_the_logits_agree_to_rounding(data, layers, heads, head_dim, blocks, length):
+    rows = st.lists(
+        st.lists(st.sampled_from(PRECISIONS), min_size=heads, max_size=heads), min_size=layers, max_size=layers
     )
+    grid = Grid(*(tuple(map(tuple, data.draw(rows))) for _ in range(2)))
     seed = data.draw(st.integers(0, 99))
     model = random_model(layers, heads, head_dim, seed=seed, dtype=torch.float64)
     tokens = random_tokens(blocks, length, seed=seed)
-    parallel = logits_of(model, tokens, grid, Setting("parallel", "float64", dense_storage))
-    incremental = logits_of(model, tokens, grid, Setting("incremental", "float64", dense_storage))
+    parallel = logits_of(model, tokens, grid, Setting("parallel", "float64"))
+    incremental = logits_of(model, tokens, grid, Setting("incremental", "float64"))
     assert (parallel - incremental).abs().max() < 1e-12
 
 
@@ -53,20 +55,20 @@ def test_in_fp64_the_logits_agree_to_rounding(data, layers, heads, head_dim, blo
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_a_head_that_rounds_nothing_leaves_the_other_layers_path_alone(dtype, length):
     """Position 0 sees only itself, and INT8 in the last layer changes no layer below: the paths are the same."""
-    setting = Setting("parallel", dtype, dtype)
-    model, tokens = random_model(dtype=setting.dtypes[0]), random_tokens(5, length)
+    setting = Setting("parallel", dtype)
+    model, tokens = random_model(dtype=setting.dtype), random_tokens(5, length)
     reference = logits_of(model, tokens, dense_grid(model), setting)
-    policy = [["bf16"] * 2, ["bf16"] * 2, ["int8", "bf16"]]
+    policy = Grid.of_heads([["bf16"] * 2, ["bf16"] * 2, ["int8", "bf16"]])
     kl = divergence(logits_of(model, tokens, policy, setting), reference)
     assert kl[:, 0].abs().max() == 0 and kl[:, 1:].max() > 0
 
 
 @pytest.mark.parametrize("execution", ["parallel", "incremental"])
 def test_position_zero_never_changes(execution):
-    setting = Setting(execution, "float32", "float32")
+    setting = Setting(execution, "float32")
     model, tokens = random_model(), random_tokens()
     reference = logits_of(model, tokens, dense_grid(model), setting)
-    quantized = logits_of(model, tokens, [["int4"] * 2] * 3, setting)
+    quantized = logits_of(model, tokens, Grid.uniform(3, 2, "int4"), setting)
     kl = divergence(quantized, reference)
     assert kl[:, 0].abs().max() < 1e-12 and kl[:, 1:].min() > 0
 
@@ -77,13 +79,17 @@ def both() -> dict[str, dict]:
     model, tokens = random_model(4, 4, 16, vocab=211, context=48), random_tokens(6, 48, 211)
     found: dict[str, dict] = {}
     for execution in ("parallel", "incremental"):
-        setting = Setting(execution, "float32", "float32")
-        sweeps = [sweep_layer(model, tokens, layer, ("int8", "int4"), setting, MEMORY) for layer in range(4)]
-        scores = {p: [sweep[p].mean(dim=1).tolist() for sweep in sweeps] for p in ("int8", "int4")}
+        setting = Setting(execution, "float32")
+        wanted = trials(("kv",), ("int8", "int4"))
+        sweeps = [sweep_layer(model, tokens, layer, wanted, setting, MEMORY) for layer in range(4)]
+        scores = {p: [sweep.kl["kv", p].mean(dim=1).tolist() for sweep in sweeps] for p in ("int8", "int4")}
         reference = logits_of(model, tokens, dense_grid(model), setting)
         budgets = {share: share * sum(map(sum, scores["int4"])) for share in (0.05, 0.3, 0.7, 1.1)}
-        policies = {share: greedy(scores, budget, 16, 48)[0] for share, budget in budgets.items()}
-        policies |= {p: [[p] * 4] * 4 for p in ("int8", "int4")}
+        table = head_table(scores, 16, 48)
+        policies = {
+            share: table.grid(greedy(table, Budget(budget, "nats")).choice) for share, budget in budgets.items()
+        }
+        policies |= {p: Grid.uniform(4, 4, p) for p in ("int8", "int4")}
         kl = {
             name: float(divergence(logits_of(model, tokens, grid, setting), reference).mean())
             for name, grid in policies.items()
@@ -127,7 +133,7 @@ class Recording:
 
 
 class Replaying(PackedCache):
-    """A packed cache that is handed the reconstructed past of another run, position by position."""
+    """A packed cache that gives back another run's reconstructed past and own positions, position by position."""
 
     def __init__(self, past, *arguments):
         super().__init__(*arguments)
@@ -136,26 +142,27 @@ class Replaying(PackedCache):
     def update(self, keys, values, layer):
         start = self.layers[layer].length
         super().update(keys, values, layer)
-        past_keys, past_values = (half[:, :, :start] for half in self.given[layer])
-        return torch.cat((past_keys, keys), dim=2), torch.cat((past_values, values), dim=2)
+        block = self.given[layer][0].shape[2] // 2
+        rows = [*range(start), block + start]
+        return tuple(half[:, :, rows] for half in self.given[layer])
 
 
 def test_a_few_flipped_codes_are_the_whole_difference_in_fp32():
     """Few codes differ between the executions; with the same reconstructed past the logits agree to FP32 rounding."""
     model, tokens = random_model(4, 4, 16, vocab=211, context=48), random_tokens(6, 48, 211)
-    grid = [["int8"] * 4] * 4
-    parallel = Recording(BlockCache(grid, torch.float32, torch.float32), LEVELS["int8"])
+    grid = Grid.uniform(4, 4, "int8")
+    parallel = Recording(BlockCache(grid), LEVELS["int8"])
     seen = {}
     inner = parallel.cache.update
 
     def keep(keys, values, layer):
-        seen[layer] = tuple(half[:, :, : keys.shape[2]] for half in inner(keys, values, layer))
-        return inner(keys, values, layer)
+        seen[layer] = inner(keys, values, layer)
+        return seen[layer]
 
     parallel.cache.update = keep
     reference = model(tokens, parallel)
-    incremental = Recording(PackedCache(grid, 6, 16, torch.float32, torch.float32, 48), LEVELS["int8"])
-    replayed = Replaying(seen, grid, 6, 16, torch.float32, torch.float32, 48)
+    incremental = Recording(PackedCache(grid, 6, 16, torch.float32, 48), LEVELS["int8"])
+    replayed = Replaying(seen, grid, 6, 16, torch.float32, 48)
     steps = [tokens[:, t : t + 1] for t in range(48)]
     apart = torch.cat([model(step, incremental) for step in steps], dim=1)
     together = torch.cat([model(step, replayed) for step in steps], dim=1)
@@ -173,9 +180,9 @@ def test_a_few_flipped_codes_are_the_whole_difference_in_fp32():
 
 @pytest.mark.parametrize("execution", ["parallel", "incremental"])
 def test_memory_splits_the_blocks_but_changes_nothing(execution):
-    setting = Setting(execution, "float32", "float32")
+    setting = Setting(execution, "float32")
     model, tokens = random_model(), random_tokens(7, 12)
-    grid = [["int4", "int8"]] * 3
+    grid = Grid.of_heads([["int4", "int8"]] * 3)
     whole = logits_of(model, tokens, grid, setting)
     for memory in (1, 60_000):
         assert blocks_per_pass(model, 7, 12, execution, memory) < 7

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from published_study import PUBLISHED, figure_arguments, write_study
+from made_up import sensitivity_table, split_policy_file
+from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
 from kvstages.cli import main
 from kvstages.figures import (
@@ -23,7 +24,9 @@ from kvstages.figures import (
 )
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import style, write_figure
+from kvstages.files import write_table
 from kvstages.published import published_sensitivities, published_validation
+from kvstages.sensitivity import SENSITIVITY_COLUMNS
 
 DRAW = {
     "sensitivity": sensitivity.draw,
@@ -88,13 +91,60 @@ def test_sensitivity_numbers(drawn):
         assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
 
 
+def test_sensitivity_marks_scores_below_their_floor(drawn):
+    _, table = drawn["sensitivity"]
+    assert table["below_floor"].tolist() == (table["mean_kl"] < FLOOR).astype(int).tolist()
+    with style():
+        figure = sensitivity.draw(table)
+    corners = [len(axes.patches) for axes in figure.axes if axes.get_title(loc="left")]
+    assert corners == [38, 11]
+    assert figure.legends[0].texts[0].get_text().startswith("below its floor: 49 of 192 scores")
+
+
+@pytest.mark.parametrize(("floor", "said"), [(0.0, "none of 96 scores lies below its floor"), (None, None)])
+def test_sensitivity_without_scores_below_the_floor(floor, said, tmp_path):
+    write_table(tmp_path / "s.csv", sensitivity_table(heads=4, floor=floor))
+    with style():
+        figure = sensitivity.draw(sensitivity.numbers(tmp_path / "s.csv"))
+    assert [legend.texts[0].get_text() for legend in figure.legends] == ([said] if said else [])
+    assert not any(axes.patches for axes in figure.axes if axes.get_title(loc="left"))
+
+
+def test_sensitivity_of_keys_and_values_apart_unless_both_are_known_together(tmp_path):
+    write_table(tmp_path / "s.csv", sensitivity_table(parts=("k", "v"), precisions=("int8", "int4", "int3", "int2")))
+    with style():
+        figure = sensitivity.draw(sensitivity.numbers(tmp_path / "s.csv"))
+    titles = [title.split(" (")[0] for axes in figure.axes if (title := axes.get_title(loc="left"))]
+    assert titles == [f"INT{bits}, {side}" for bits in (8, 4, 3, 2) for side in ("keys", "values")]
+    write_table(tmp_path / "all.csv", sensitivity_table(parts=("kv", "k", "v")))
+    assert set(sensitivity.numbers(tmp_path / "all.csv")["part"]) == {"kv"}
+
+
 def test_allocation_draws_coinciding_policies_once(drawn):
     _, table = drawn["allocation"]
-    counts = table[table["policy"] == "greedy-0.01"]["precision"].value_counts().to_dict()
-    assert counts == {"int4": 70, "int8": 19, "bf16": 7}
+    own = table[table["policy"] == "greedy-0.01"]
+    for side in ("keys", "values"):
+        assert own[side].value_counts().to_dict() == {"int4": 70, "int8": 19, "bf16": 7}
     with style():
         titles = [axes.get_title(loc="left") for axes in allocation.draw(table).axes if axes.get_visible()]
+    titles = [title.replace("\xa0", " ") for title in titles]
     assert titles == ["greedy 0.01\n7 BF16, 19 INT8, 70 INT4", "greedy 0.05, 0.1, 0.25, 0.5\n96 INT4"]
+
+
+def test_allocation_shows_keys_and_values_where_they_differ(tmp_path):
+    path = split_policy_file(tmp_path / "policy.json")
+    table = allocation.numbers([path])
+    assert table[["layer", "head", "keys", "values"]].to_numpy().tolist() == [
+        [0, 0, "bf16", "bf16"], [0, 1, "int8", "int3"], [1, 0, "int4", "int2"], [1, 1, "int2", "int2"]
+    ]  # fmt: skip
+    with style():
+        axes = allocation.draw(table).axes[0]
+    words = [(text.get_text(), *text.get_position()) for text in axes.texts]
+    assert words == [
+        ("16", 0.5, 0.5), ("8", 1.25, 0.5), ("3", 1.75, 0.5), ("4", 0.25, 1.5), ("2", 0.75, 1.5), ("2", 1.5, 1.5)
+    ]  # fmt: skip
+    counts = ["keys: 1 BF16, 1 INT8, 1 INT4, 1 INT2", "values: 1 BF16, 1 INT3, 2 INT2"]
+    assert axes.get_title(loc="left").replace("\xa0", " ").split("\n") == ["exact 9000B", *counts]
 
 
 def test_greedy_path_starts_dense_and_ends_at_the_published_proxy(drawn):
@@ -104,6 +154,24 @@ def test_greedy_path_starts_dense_and_ends_at_the_published_proxy(drawn):
     assert path.iloc[-1]["step"] == 159
     assert path.iloc[-1]["proxy"] == pytest.approx(0.009985672175389482, rel=1e-12)
     assert path.iloc[-1]["total_bytes"] == 579840
+
+
+def test_greedy_path_with_a_budget_in_bytes_ends_at_its_line(study, tmp_path):
+    place = tmp_path / "greedy-580000B"
+    place.mkdir()
+    record = json.loads((study / "policies/greedy-0.01/policy.json").read_text())
+    record |= {"policy": place.name, "budget": 580_000, "budget_in": "bytes"}
+    (place / "policy.json").write_text(json.dumps(record))
+    (place / "steps.csv").write_text((study / "policies/greedy-0.01/steps.csv").read_text())
+    table = greedy_path.numbers([place / "policy.json", study / "policies/greedy-0.01/policy.json"])
+    with style():
+        figure = greedy_path.draw(table)
+    (axes, *_) = figure.axes
+    upright = [line for line in axes.lines if np.array_equal(line.get_xdata(), [580_000 / 1024] * 2)]
+    assert len(upright) == 1
+    # Both have the same path, so one line and one label do.
+    assert "end of greedy 580000B, 0.01" in {text.get_text() for text in axes.texts}
+    assert "budget 0.01" in {text.get_text().strip() for text in axes.texts}
 
 
 def test_storage_numbers(drawn):
@@ -163,17 +231,17 @@ def failure(*words: object) -> str:
 
 
 def test_missing_column(study, tmp_path):
-    table = pd.read_csv(study / "sensitivity.csv").drop(columns="mean_kl")
+    table = pd.read_csv(study / SENSITIVITY).drop(columns="mean_kl")
     table.to_csv(tmp_path / "broken.csv", index=False)
     said = failure("sensitivity", "--sensitivity", tmp_path / "broken.csv", "--output", tmp_path / "s.svg")
-    assert "broken.csv: column 'mean_kl' is missing; found layer, head, precision" in said
+    assert "broken.csv: column 'mean_kl' is missing; found layer, head, part, precision" in said
     assert not (tmp_path / "s.svg").exists()
 
 
 def test_hole_in_the_grid(study, tmp_path):
-    pd.read_csv(study / "sensitivity.csv").iloc[1:].to_csv(tmp_path / "holes.csv", index=False)
+    pd.read_csv(study / SENSITIVITY).iloc[1:].to_csv(tmp_path / "holes.csv", index=False)
     said = failure("sensitivity", "--sensitivity", tmp_path / "holes.csv", "--output", tmp_path / "s.svg")
-    assert "holes.csv: int8 has 95 rows for 95 heads, expected one for each of 12 x 8" in said
+    assert "holes.csv: int8, part kv, has 95 rows for 95 heads, expected one for each of 12 x 8" in said
 
 
 def test_text_instead_of_a_number(tmp_path):
@@ -198,9 +266,9 @@ def test_wrong_records(study, tmp_path):
     broken.write_text("{}")
     assert "evaluation.json: key 'policy' is missing" in failure("storage-kl", broken, "--output", tmp_path / "s.svg")
     said = failure("greedy-path", study / "policies/int8/policy.json", "--output", tmp_path / "g.svg")
-    assert "policy int8 has no budget, expected a greedy policy" in said
-    said = failure("adaptation-curves", study / "sensitivity.csv", "--output", tmp_path / "c.svg")
-    assert "sensitivity.csv: expected a file in a folder ARM/seed-SEED" in said
+    assert "policy int8 is uniform, expected a greedy policy" in said
+    said = failure("adaptation-curves", study / SENSITIVITY, "--output", tmp_path / "c.svg")
+    assert "measured-bfloat16.csv: expected a file in a folder ARM/seed-SEED" in said
 
 
 def test_output_has_to_be_svg(study, tmp_path):
@@ -209,6 +277,6 @@ def test_output_has_to_be_svg(study, tmp_path):
 
 
 def test_empty_table(tmp_path):
-    (tmp_path / "sensitivity.csv").write_text("layer,head,precision,mean_kl\n")
+    (tmp_path / "sensitivity.csv").write_text(",".join(SENSITIVITY_COLUMNS) + "\n")
     said = failure("sensitivity", "--sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
     assert "s.svg: there is nothing to draw" in said

@@ -124,6 +124,13 @@ def test_tensors_and_record_round_trip_in_the_same_bytes(tmp_path):
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
 
 
+def test_numpy_arrays_are_written_like_tensors(tmp_path):
+    tensors = {"b": torch.arange(6).reshape(2, 3).T, "a": torch.randn(3)}
+    write_tensors(tmp_path / "tensors", tensors, {"z": 1})
+    write_tensors(tmp_path / "arrays", {name: tensor.numpy() for name, tensor in tensors.items()}, {"z": 1})
+    assert (tmp_path / "arrays").read_bytes() == (tmp_path / "tensors").read_bytes()
+
+
 def test_tensors_without_a_record(tmp_path):
     write_tensors(tmp_path / "file", {"x": torch.ones(2)})
     assert read_tensors(tmp_path / "file")[1] == {}

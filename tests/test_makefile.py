@@ -21,6 +21,9 @@ def working(tmp_path: Path) -> Path:
         "resources/bundled/sotu-12x8/model.safetensors",
         "resources/one/model.safetensors",
         "results/one/sensitivity.csv",
+        ".made/results/one/sensitivity.csv.json",
+        ".made/resources/one/model.safetensors.json",
+        ".made/results/two/sensitivity.csv.json",
         "results/two/sensitivity.csv",
         "logs/sweep_layer/one/layer-00.log",
         "logs/convert_checkpoint/one.log",
@@ -38,6 +41,7 @@ def files(folder: Path) -> list[str]:
 def test_cleaning_a_study_leaves_the_others(working):
     assert make(working, "clean-study", "STUDY=one").returncode == 0
     assert files(working) == [
+        ".made/results/two/sensitivity.csv.json",
         "logs/convert_checkpoint/two.log",
         "resources/bundled/sotu-12x8/model.safetensors",
         "results/two/sensitivity.csv",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -8,30 +9,44 @@ import pytest
 from click.testing import CliRunner
 
 from kvstages.cli import main
-from kvstages.manifest import checksum_lines, checksums, environment, manifest
+from kvstages.manifest import KEYS, checksum_lines, manifest, own_digest, read_manifest
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+SHARD = "resources/s/shard/held-out.bin"
+OUTPUTS = {
+    "results/s/policies/b/evaluation.json": '{"device": "cpu", "threads": 1}',
+    "results/s/policies/a/evaluation.json": '{"device": "cuda", "threads": 1}',
+    "results/s/a table.csv": "",
+    "resources/s/model.safetensors": "weights",
+}
+ARTIFACTS = {
+    "source": "hub",
+    "location": "owner/name",
+    "revision": "a" * 40,
+    "files": {"shard": {"path": "shards/held-out.bin", "sha256": hashlib.sha256(b"tokens").hexdigest()}},
+}
+SETTINGS = {"shared": {"threads": 1}, "study": {"block": 8, "artifacts": ARTIFACTS}}
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    contents = {
-        "resources/s/model.safetensors": "weights",
-        "results/s/policies/b/evaluation.json": '{"device": "cpu", "threads": 1}',
-        "results/s/policies/a/evaluation.json": '{"device": "cuda", "threads": 1}',
-        "results/s/a table.csv": "",
-    }
-    for name, content in contents.items():
+    for name, content in {SHARD: "tokens", **OUTPUTS}.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
-    return list(contents)
+    return [f"rule_{number}={name}" for number, name in enumerate(OUTPUTS)]
 
 
-def run(*arguments: str) -> None:
+def invoke(*arguments: str) -> object:
     outputs = ["--output", "results/s/manifest.json", "--checksums", "results/s/SHA256SUMS"]
-    result = CliRunner().invoke(main, ["manifest", "--study", "s", *outputs, *arguments])
+    words = ["manifest", "--study", "s", *outputs, "--settings", json.dumps(SETTINGS), *arguments]
+    return CliRunner().invoke(main, words)
+
+
+def run(*arguments: str) -> dict:
+    result = invoke("--artifact", f"shard={SHARD}", *arguments)
     assert result.exit_code == 0, result.output
+    return json.loads(Path("results/s/manifest.json").read_text())
 
 
 def test_checksums_satisfy_sha256sum_in_the_results_folder(files: list[str]) -> None:
@@ -41,8 +56,6 @@ def test_checksums_satisfy_sha256sum_in_the_results_folder(files: list[str]) -> 
     assert [line[66:] for line in lines] == names
     assert lines[0] == f"{EMPTY}  a table.csv"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd="results/s", check=True, capture_output=True)
-    Path("results/s/a table.csv").write_text("changed")
-    assert subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd="results/s", capture_output=True).returncode == 1
 
 
 def test_checksums_do_not_depend_on_the_order_or_the_time(files: list[str]) -> None:
@@ -52,43 +65,82 @@ def test_checksums_do_not_depend_on_the_order_or_the_time(files: list[str]) -> N
     assert Path("results/s/SHA256SUMS").read_bytes() == first
 
 
-def test_manifest_tells_inputs_from_outputs_and_says_how(files: list[str]) -> None:
-    run("--settings", '{"study": {"block": 8}}', *files)
-    record = json.loads(Path("results/s/manifest.json").read_text())
-    assert list(record["inputs"]) == ["resources/s/model.safetensors"]
-    assert record["outputs"]["results/s/a table.csv"] == EMPTY
-    assert len(record["outputs"]) == 3
-    assert record["configuration"] == {"study": {"block": 8}}
+def test_manifest_tells_what_each_file_is_and_came_from(files: list[str]) -> None:
+    record = run(*files)
+    assert set(record) == set(KEYS)
+    assert record["inputs"] == {
+        SHARD: {
+            "artifact": "shard", "source": "hub", "location": "owner/name", "revision": "a" * 40,
+            "path": "shards/held-out.bin", "sha256": ARTIFACTS["files"]["shard"]["sha256"],
+        }
+    }  # fmt: skip
+    assert record["outputs"]["results/s/a table.csv"] == {"sha256": EMPTY, "rule": "rule_2"}
+    assert sorted(record["outputs"]) == sorted(OUTPUTS)
+    assert record["configuration"] == SETTINGS
     assert record["environment"]["devices"] == ["cpu", "cuda"]
     assert record["environment"]["threads"] == [1]
-    assert len(record["code"]["sweep"]) == 16
+    assert len(record["code"]["stages"]["sweep"]) == 16
+    assert record["folder"] == "results/s"
 
 
-def test_environment_names_python_packages_and_machine() -> None:
-    found = environment()
-    assert found["packages"]["torch"].startswith("2.")
-    assert found["python"].count(".") == 2
-    assert found["platform"] and found["processor"]
+def test_manifest_knows_the_checksum_of_the_checksums_and_its_own(files: list[str]) -> None:
+    record = run(*files)
+    assert record["checksums"] == hashlib.sha256(Path("results/s/SHA256SUMS").read_bytes()).hexdigest()
+    assert read_manifest(Path("results/s/manifest.json")) == record
+    assert own_digest({**record, "study": "t"}) != record["sha256"] == own_digest(record)
 
 
-def test_file_named_twice_is_refused(files: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"results/s/a table\.csv: named twice"):
-        checksums([Path(files[3]), Path(files[3])])
+def test_an_artifact_that_is_not_the_pinned_one_is_refused(files: list[str]) -> None:
+    Path(SHARD).write_text("tokenz")
+    result = invoke("--artifact", f"shard={SHARD}", *files)
+    assert result.exit_code == 1
+    assert (
+        f"{SHARD}: sha256 is " in result.output
+        and f"pinned is {ARTIFACTS['files']['shard']['sha256']}" in result.output
+    )
+    assert not Path("results/s/manifest.json").exists() and not Path("results/s/SHA256SUMS").exists()
 
 
-def test_missing_file_is_named(files: list[str]) -> None:
-    with pytest.raises(FileNotFoundError, match="gone"):
-        manifest("s", {}, [Path("results/s/gone")], Path("results/s"), "2026-01-01")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--artifact", f"weights={SHARD}"], "artifact 'weights': the settings say nothing of it"),
+        (["--artifact", SHARD], f"--artifact '{SHARD}': expected NAME=PATH"),
+        (["results/s/a table.csv"], "output 'results/s/a table.csv': expected RULE=PATH"),
+        (["rule=results/s/gone"], "No such file or directory: 'results/s/gone'"),
+        (["--settings", "{"], "--settings: not JSON ("),
+    ],
+)
+def test_wrong_arguments_are_one_line(files: list[str], arguments: list[str], message: str) -> None:
+    result = invoke(*arguments, *files[:1])
+    assert result.exit_code == 1
+    assert message in result.output and result.output.count("\n") == 1
+    assert not Path("results/s/manifest.json").exists()
 
 
 def test_file_outside_the_folder_has_no_line() -> None:
-    with pytest.raises(ValueError, match="is not in the subpath"):
-        checksum_lines({"elsewhere/x": EMPTY}, Path("results/s"))
+    outputs = {"resources/x": {"sha256": EMPTY}, "results/s/y": {"sha256": EMPTY}}
+    assert checksum_lines(outputs, "results/s") == f"{EMPTY}  y\n"
 
 
-def test_settings_that_are_not_json_are_one_line(files: list[str]) -> None:
-    outputs = ["--output", "results/s/m.json", "--checksums", "results/s/S"]
-    result = CliRunner().invoke(main, ["manifest", "--study", "s", "--settings", "{", *outputs, *files])
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: --settings: not JSON (") and result.output.count("\n") == 1
-    assert not Path("results/s/m.json").exists()
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"outputs": {"../x": {"sha256": EMPTY}}}, "outputs: '../x': expected a path inside its folder"),
+        ({"inputs": {"/etc/x": {"sha256": EMPTY}}}, "inputs: '/etc/x': expected a path inside its folder"),
+        ({"outputs": {"x": EMPTY}}, "outputs: expected a sha256 for each file"),
+        ({"outputs": []}, "outputs: expected a sha256 for each file"),
+        ({"folder": ".."}, "folder '..': expected a path inside its folder"),
+        ({"folder": 3}, "folder and checksums: expected texts"),
+        ({"more": 3}, "its keys are not those of a manifest"),
+    ],
+)
+def test_a_manifest_with_a_right_checksum_and_wrong_contents(tmp_path: Path, change: dict, message: str) -> None:
+    run = {"command": "c", "revision": None, "dirty": None}
+    record, _ = manifest("s", {}, {}, {}, Path("results/s"), run, "2026-01-01")
+    record = {**record, **change}
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({**record, "sha256": own_digest(record)}, indent=2, sort_keys=True) + "\n")
+    with pytest.raises(ValueError) as caught:
+        read_manifest(path)
+    assert message in str(caught.value)

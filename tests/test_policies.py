@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-from published import PUBLISHED
+from pathlib import Path
 
-from kvstages.policies import STEP_COLUMNS, greedy_policy, uniform_policy
-from kvstages.published import published_policies, published_sensitivities
+import jsonschema
+import pytest
+import yaml
+from published import PUBLISHED
+from score_tables import published_table, random_table
+
+from kvstages.budgets import Budget
+from kvstages.names import ALLOCATORS
+from kvstages.policies import STEP_COLUMNS, allocated_policy, uniform_policy
+from kvstages.published import published_policies
+from kvstages.quantizer import BITS, QUANTIZED
+
+SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 
 
 def test_the_record_of_the_published_mixed_policy():
-    record, steps = greedy_policy("greedy-0.01", 0.01, published_sensitivities(PUBLISHED), 64, 64)
-    assert record["heads"] == {"bf16": 7, "int8": 19, "int4": 70}
+    record, steps = allocated_policy("greedy-0.01", "greedy", Budget(0.01, "nats"), published_table())
+    assert record["tensors"] == {"bf16": 14, "int8": 38, "int4": 140, "int3": 0, "int2": 0}
     assert record["bytes"] == {"payload": 557_056, "scale": 22_784, "total": 579_840, "bf16": 1_572_864}
     assert record["compression"] == 2.7125827814569536
     assert record["proxy"] == 0.009985672175389482 and record["proxy_steps"] == 159 == len(steps["step"])
+    assert (record["budget"], record["budget_in"], record["unit"], record["seed"]) == (0.01, "nats", "head", None)
     assert list(steps) == STEP_COLUMNS
-    assert steps["bytes"][-1] == 579_840 and steps["step"][:2] == [1, 2]
+    assert steps["bytes"][-1] == 579_840 and steps["step"][:2] == [1, 2] and set(steps["part"]) == {"kv"}
 
 
 def test_uniform_policies_have_the_published_proxies_and_no_path():
     for precision in ("bf16", "int8", "int4"):
-        record, steps = uniform_policy(precision, precision, published_sensitivities(PUBLISHED), 64, 64)
+        record, steps = uniform_policy(precision, precision, published_table())
         expected = published_policies(PUBLISHED)[precision]
         assert abs(record["proxy"] - expected["proxy"]) < 1e-15
-        assert record["precisions"] == expected["precisions"] and record["budget"] is None
+        assert record["precisions"] == expected["precisions"].as_record()
+        assert record["budget"] is None and record["budget_in"] is None
         assert steps == {name: [] for name in STEP_COLUMNS}
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_every_record_and_path_is_what_its_schema_says(allocator):
+    table = random_table(3, 2, QUANTIZED, "tensor")
+    limit = int(table.sizes[:, 3].sum())
+    record, steps = allocated_policy("p", allocator, Budget(limit, "bytes"), table, seed=5)
+    schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
+    assert [*record, "execution", "compute_dtype"] == schema["required"] == list(schema["properties"])
+    jsonschema.validate({**record, "execution": "parallel", "compute_dtype": "float32"}, schema)
+    assert record["budget_in"] == "bytes" and limit - 10_000 < record["bytes"]["total"] <= limit
+    assert record["seed"] == (5 if allocator == "random" else None)
+    assert sum(record["tensors"].values()) == 12 and list(record["tensors"]) == list(BITS)
+    schema = yaml.safe_load((SCHEMAS / "steps.schema.yaml").read_text())
+    assert list(steps) == schema["required"] == list(schema["properties"])
+    for row in zip(*steps.values(), strict=True):
+        jsonschema.validate(dict(zip(steps, row, strict=True)), schema)
+    assert bool(steps["step"]) == (allocator not in ("exact", "random")) and record["proxy_steps"] == len(steps["step"])

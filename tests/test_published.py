@@ -4,8 +4,8 @@ import pytest
 from published_study import PUBLISHED
 
 from kvstages.published import (
-    policy_name,
     published_adaptation,
+    published_name,
     published_policies,
     published_sensitivities,
     published_validation,
@@ -29,11 +29,13 @@ def test_greedy_steps():
     assert policy["proxy"] == policy["steps"][-1]["proxy"] == 0.009985672175389482
     assert [step["step"] for step in policy["steps"]] == list(range(1, 160))
     assert policy["steps"][0] == {
-        "step": 1, "layer": 11, "head": 2, "from": "bf16", "to": "int8", "added_kl": 7.510973318858305e-06,
-        "bytes_saved": 7936, "proxy": 7.510973318858305e-06,
+        "step": 1, "layer": 11, "head": 2, "part": "kv", "from": "bf16", "to": "int8",
+        "added_kl": 7.510973318858305e-06, "bytes_saved": 7936, "proxy": 7.510973318858305e-06,
     }  # fmt: skip
-    flat = [precision for layer in policy["precisions"] for precision in layer]
+    grid = policy["precisions"]
+    flat = [precision for layer in grid.keys for precision in layer]
     assert {name: flat.count(name) for name in ("bf16", "int8", "int4")} == {"bf16": 7, "int8": 19, "int4": 70}
+    assert grid.keys == grid.values
 
 
 def test_sensitivities_add_up_to_the_proxies_of_uniform_policies():
@@ -54,7 +56,7 @@ def test_adaptation_means():
 
 def test_unknown_label():
     with pytest.raises(ValueError, match="published policy 'uniform_int2': expected uniform_int8, uniform_int4"):
-        policy_name("uniform_int2")
+        published_name("uniform_int2")
 
 
 def test_missing_key_names_the_file(tmp_path):

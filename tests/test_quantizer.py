@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kvstages.quantizer import (
+    BITS,
     LEVELS,
+    QUANTIZED,
     bytes_per_token,
     choose_scale,
     dequantize,
-    pack_int4,
+    neighbour,
+    pack,
+    packed_width,
     quantize,
     reconstruct,
-    unpack_int4,
+    unpack,
 )
 
 vectors = hnp.arrays(
@@ -91,28 +95,70 @@ def test_extreme_vectors_give_finite_values(levels, dtype):
 
 def test_a_tensor_of_levels_quantizes_heads_of_mixed_precision_as_apart():
     x = torch.randn(2, 3, 4, 5, 9)
-    levels = torch.tensor([127.0, 7.0, 127.0, 7.0]).view(-1, 1, 1)
+    levels = torch.tensor([127.0, 7.0, 3.0, 1.0]).view(-1, 1, 1)
     together = reconstruct(x, levels)
-    for head, m in enumerate([127, 7, 127, 7]):
+    for head, m in enumerate([127, 7, 3, 1]):
         assert torch.equal(together[:, :, head], reconstruct(x[:, :, head], m))
 
 
-@given(codes=hnp.arrays(np.int8, st.tuples(st.integers(1, 4), st.integers(1, 17)), elements=st.integers(-7, 7)))
-def test_int4_packs_and_unpacks(codes):
-    tensor = torch.from_numpy(codes)
-    packed = pack_int4(tensor)
-    assert packed.dtype == torch.uint8 and packed.shape[-1] == math.ceil(codes.shape[-1] / 2)
-    assert torch.equal(unpack_int4(packed, codes.shape[-1]), tensor)
+@pytest.mark.parametrize("precision", QUANTIZED)
+@given(data=st.data(), rows=st.integers(1, 4), head_dim=st.integers(1, 35))
+def test_every_precision_packs_into_its_bits_and_unpacks(precision, data, rows, head_dim):
+    m = LEVELS[precision]
+    codes = torch.from_numpy(data.draw(hnp.arrays(np.int8, (rows, head_dim), elements=st.integers(-m, m))))
+    packed = pack(codes, BITS[precision])
+    assert packed.dtype == torch.uint8
+    assert (
+        packed.shape == (rows, math.ceil(head_dim * BITS[precision] / 8)) == (rows, packed_width(precision, head_dim))
+    )
+    assert torch.equal(unpack(packed, BITS[precision], head_dim), codes)
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+@given(data=st.data(), head_dim=st.integers(1, 35))
+def test_packed_codes_are_a_little_endian_stream_of_fields(precision, data, head_dim):
+    """Bit by bit: code i takes bits i·b to (i + 1)·b of the bytes read as one little-endian number; the rest is 0."""
+    bits, m = BITS[precision], LEVELS[precision]
+    codes = data.draw(st.lists(st.integers(-m, m), min_size=head_dim, max_size=head_dim))
+    packed = pack(torch.tensor(codes, dtype=torch.int8), bits)
+    stream = sum((code % 2**bits) << (bits * index) for index, code in enumerate(codes))
+    assert int.from_bytes(bytes(packed.tolist()), "little") == stream
 
 
 def test_int4_stands_low_nibble_first_in_twos_complement_with_a_zero_nibble_at_an_odd_end():
-    assert pack_int4(torch.tensor([1, -1, 7, -7, 3], dtype=torch.int8)).tolist() == [0xF1, 0x97, 0x03]
+    assert pack(torch.tensor([1, -1, 7, -7, 3], dtype=torch.int8), 4).tolist() == [0xF1, 0x97, 0x03]
+
+
+def test_eight_int3_values_take_three_bytes_and_four_int2_values_one():
+    assert pack(torch.tensor([1, -1, 3, -3, 0, 2, -2, 1], dtype=torch.int8), 3).tolist() == [0xF9, 0x0A, 0x39]
+    assert pack(torch.tensor([1, -1, 0, 1], dtype=torch.int8), 2).tolist() == [0b01_00_11_01]
 
 
 @pytest.mark.parametrize(
     ("precision", "head_dim", "expected"),
-    [("bf16", 64, (256, 0)), ("int8", 64, (128, 4)), ("int4", 64, (64, 4)), ("int4", 5, (6, 4)), ("int8", 5, (10, 4))],
+    [
+        ("bf16", 64, (128, 0)),
+        ("int8", 64, (64, 2)),
+        ("int4", 64, (32, 2)),
+        ("int3", 64, (24, 2)),
+        ("int2", 64, (16, 2)),
+        ("int8", 5, (5, 2)),
+        ("int4", 5, (3, 2)),
+        ("int3", 5, (2, 2)),
+        ("int2", 5, (2, 2)),
+    ],
 )
-def test_bytes_of_a_token_and_head(precision, head_dim, expected):
-    """BF16 4·d, INT8 2·(d + 2), INT4 2·(⌈d/2⌉ + 2)."""
+def test_bytes_of_a_token_of_one_heads_keys_or_values(precision, head_dim, expected):
+    """BF16 2·d, INT8 d + 2, INT4 ⌈d/2⌉ + 2, and so on."""
     assert bytes_per_token(precision, head_dim) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@given(x=hnp.arrays(np.float64, 9, elements=st.floats(-1e30, 1e30).filter(lambda v: abs(v) > 1e-30 or v == 0)))
+def test_a_neighbour_is_the_next_value_of_its_dtype_on_one_side(dtype, x):
+    stored = torch.from_numpy(x).to(dtype)
+    moved = neighbour(stored.double(), dtype)
+    above, below = (torch.nextafter(stored, torch.full_like(stored, end)) for end in (math.inf, -math.inf))
+    # Zero's neighbour is the smallest number there is, on its own side.
+    assert ((moved == above) | (moved == below)).all()
+    assert torch.equal(neighbour(moved, dtype), stored.double())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.records import arm_and_seed
+from kvstages.records import arm_and_seed, policy_order
 
 
 def test_the_nearest_folders_tell_arm_and_seed():
@@ -18,3 +18,8 @@ def test_the_nearest_folders_tell_arm_and_seed():
 def test_a_path_without_them_is_refused():
     with pytest.raises(ValueError, match=r"curve\.csv: expected a file in a folder ARM/seed-SEED"):
         arm_and_seed(Path("/results/noise/curve.csv"))
+
+
+def test_policies_in_order():
+    expected = ["bf16", "int8", "int2", "greedy-0.05", "greedy-0.1", "exact-9B", "exact-10B", "exact-0.01", "random-9B"]
+    assert sorted(set(expected), key=policy_order) == expected

@@ -34,6 +34,7 @@ def test_threads_are_set_and_determinism_is_on(device, no_cuda, restored):
         assert prepare(device, threads) == torch.device("cpu")
         assert torch.get_num_threads() == threads
     assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def test_cuda_where_there_is_none_is_an_error(no_cuda):
@@ -69,15 +70,10 @@ def test_an_unknown_device_is_an_error():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("serial", "float32", "float32"), "execution 'serial': expected one of parallel, incremental"),
-        (("parallel", "float16", "float32"), "arithmetic 'float16': expected one of bfloat16, float32, float64"),
-        (("parallel", "float32", "int8"), "dense_storage 'int8': expected one of bfloat16, float32, float64"),
+        (("serial", "float32"), "execution 'serial': expected one of parallel, incremental"),
+        (("parallel", "float16"), "compute_dtype 'float16': expected one of bfloat16, float32, float64"),
     ],
 )
 def test_an_unknown_execution_or_dtype_is_an_error(words, message):
     with pytest.raises(ValueError, match=message):
         Setting(*words)
-
-
-def test_arithmetic_and_dense_storage_are_two_settings():
-    assert Setting("parallel", "float32", "bfloat16").dtypes == (torch.float32, torch.bfloat16)

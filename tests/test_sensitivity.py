@@ -7,55 +7,77 @@ import pandas as pd
 import pytest
 
 from kvstages.files import write_table
-from kvstages.sensitivity import SENSITIVITY_COLUMNS, gather, read_scores
-from kvstages.sweep_table import sweep_table
+from kvstages.grid import PARTS
+from kvstages.sensitivity import SENSITIVITY_COLUMNS, gather
+from kvstages.sweep_table import sweep_table, trials
 
-SETTING = {"execution": "parallel", "arithmetic": "float32", "dense_storage": "float32"}
+SETTING = {"execution": "parallel", "compute_dtype": "float32"}
+TRIALS = trials(PARTS, ("int8", "int4", "compute-step", "bf16-step"))
 
 
-def shard(folder, layer: int, setting=SETTING, blocks: int = 4):
+def shard(folder, layer: int, setting=SETTING, blocks: int = 4, wanted=TRIALS, base: float = 0.0):
     rng = np.random.default_rng(layer)
     path = folder / f"layer-{layer:02d}.csv"
-    write_table(path, sweep_table(layer, {p: rng.random((3, blocks)) for p in ("int4", "int8")}, setting))
+    kl, error = ({trial: rng.random((3, blocks)) for trial in wanted[::-1]} for _ in range(2))
+    write_table(path, sweep_table(layer, kl, [base] * blocks, error, setting))
     return path
 
 
 def test_shards_gather_into_means_and_errors_in_any_order(tmp_path):
     shards = [shard(tmp_path, layer) for layer in range(3)]
-    table = gather(shards[::-1])
-    assert list(table.columns) == SENSITIVITY_COLUMNS and len(table) == 3 * 3 * 2
-    assert table.equals(gather(shards))
-    assert list(table["precision"][:2]) == ["int8", "int4"]
+    table = gather(shards[::-1], "mine")
+    assert list(table.columns) == SENSITIVITY_COLUMNS and len(table) == 3 * 3 * 3 * 2
+    assert table.equals(gather(shards, "mine")) and set(table["source"]) == {"mine"}
+    assert list(table["precision"][:3]) == ["int8", "int4", "int8"]
+    assert list(table["part"][:6:2]) == list(PARTS)
     raw = pd.read_csv(shards[1])
-    rows = raw[(raw["head"] == 2) & (raw["precision"] == "int4")]["mean_kl"]
-    row = table[(table["layer"] == 1) & (table["head"] == 2) & (table["precision"] == "int4")].iloc[0]
-    assert row["mean_kl"] == pytest.approx(rows.mean()) and row["blocks"] == 4
-    assert row["standard_error"] == pytest.approx(rows.std(ddof=1) / 2)
-    table.to_csv(tmp_path / "s.csv", index=False)
-    assert read_scores(tmp_path / "s.csv")["int4"][1][2] == row["mean_kl"]
+
+    def rows(precision):
+        return raw[(raw["head"] == 2) & (raw["part"] == "k") & (raw["precision"] == precision)]
+
+    row = table[(table["layer"] == 1) & (table["head"] == 2) & (table["part"] == "k") & (table["precision"] == "int4")]
+    row = row.iloc[0]
+    assert row["mean_kl"] == pytest.approx(rows("int4")["mean_kl"].mean()) and row["blocks"] == 4
+    assert row["standard_error"] == pytest.approx(rows("int4")["mean_kl"].std(ddof=1) / 2)
+    assert row["reconstruction_error"] == pytest.approx(rows("int4")["reconstruction_error"].mean())
+    assert row["floor_kl"] == pytest.approx(rows("compute-step")["mean_kl"].mean())
+    assert row["bf16_step_kl"] == pytest.approx(rows("bf16-step")["mean_kl"].mean())
+    assert row["below_floor"] == int(row["mean_kl"] < row["floor_kl"])
+    assert set(table["below_floor"]) == {0, 1}
+
+
+def test_a_score_is_what_a_trial_adds_to_the_base(tmp_path):
+    alone = gather([shard(tmp_path, 0)], "mine")
+    added = gather([shard(tmp_path, 0, base=0.25)], "mine")
+    assert np.allclose(alone["mean_kl"] - 0.25, added["mean_kl"])
+
+
+def test_without_null_interventions_there_is_no_floor_and_nothing_below_it(tmp_path):
+    table = gather([shard(tmp_path, 0, wanted=trials(("kv",), ("int8",)))], "mine")
+    assert table["floor_kl"].isna().all() and table["bf16_step_kl"].isna().all() and not table["below_floor"].any()
 
 
 def test_a_single_block_has_no_standard_error(tmp_path):
-    assert gather([shard(tmp_path, 0, blocks=1)])["standard_error"].isna().all()
+    assert gather([shard(tmp_path, 0, blocks=1)], "mine")["standard_error"].isna().all()
 
 
 def test_a_missing_or_repeated_layer_is_refused(tmp_path):
     shards = [shard(tmp_path, layer) for layer in range(3)]
     with pytest.raises(ValueError, match=r"2 sweeps hold the layers \[0, 2\]"):
-        gather([shards[0], shards[2]])
+        gather([shards[0], shards[2]], "mine")
     with pytest.raises(ValueError, match="each once"):
-        gather([*shards, shards[1]])
+        gather([*shards, shards[1]], "mine")
 
 
 def test_sweeps_measured_in_different_ways_are_refused(tmp_path):
-    other = shard(tmp_path, 1, {**SETTING, "arithmetic": "bfloat16"})
+    other = shard(tmp_path, 1, {**SETTING, "compute_dtype": "bfloat16"})
     with pytest.raises(ValueError, match="different ways"):
-        gather([shard(tmp_path, 0), other])
+        gather([shard(tmp_path, 0), other], "mine")
 
 
 def test_blocks_that_differ_between_layers_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="differ in heads, precisions or blocks"):
-        gather([shard(tmp_path, 0), shard(tmp_path, 1, blocks=3)])
+    with pytest.raises(ValueError, match="differ in heads, parts, precisions or blocks"):
+        gather([shard(tmp_path, 0), shard(tmp_path, 1, blocks=3)], "mine")
 
 
 @pytest.mark.parametrize(
@@ -63,19 +85,12 @@ def test_blocks_that_differ_between_layers_are_refused(tmp_path):
     [
         ("a,b\n1,2\n", "columns a, b; expected layer"),
         ("", "not a table"),
-        ("layer,head\n", "expected layer, head, prec"),
+        ("layer,head\n", "expected layer, head, part"),
     ],
 )
 def test_another_file_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / "x.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        gather([path])
+        gather([path], "mine")
     assert "x.csv" in str(error.value)
-
-
-def test_a_head_without_a_score_is_named(tmp_path):
-    table = gather([shard(tmp_path, 0)])
-    table[~((table["head"] == 1) & (table["precision"] == "int8"))].to_csv(tmp_path / "s.csv", index=False)
-    with pytest.raises(ValueError, match="no int8 score for layer 0, head 1"):
-        read_scores(tmp_path / "s.csv")

@@ -9,15 +9,19 @@ import torch
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
+from kvstages.budgets import Budget
 from kvstages.checkpoints import save_model
 from kvstages.cli import main
 from kvstages.files import read_tensors, write_json, write_table, write_tensors
+from kvstages.grid import Grid
 from kvstages.policies import policy_record
+from kvstages.quantizer import BITS
 from kvstages.sensitivity import SENSITIVITY_COLUMNS
 
 WAYS = ["parallel", "incremental"]
-GRID = [["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]]
-POLICY = policy_record("mixed", "greedy", 0.1, GRID, 0.05, 3, 8, 12)
+GRID = Grid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
+BUDGET = Budget(0.1, "nats")
+POLICY = policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up")
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def save(model) -> None:
 
 def sensitivities(path: Path, precisions: list[str], layers: int = 3) -> None:
     rows = [
-        (layer, head, precision, 0.1, 0.01, 3, "parallel", "float32", "float32")
+        (layer, head, "kv", precision, 0.1, 0.01, 3, 1e-9, 1e-6, 0, 0.2, "measured-float32", "parallel", "float32")
         for layer in range(layers)
         for head in range(2)
         for precision in precisions
@@ -123,7 +127,7 @@ def test_a_reference_without_logits_is_refused(folder):
     ("record", "message"),
     [
         ({}, "key 'policy' is missing, expected a policy of the stage allocate"),
-        ({**POLICY, "precisions": [["int2"] * 2] * 3}, "layer 0, head 0: 'int2', expected one of bf16, int8, int4"),
+        ({**POLICY, "precisions": [["int8"] * 2] * 3}, "precisions: list, expected the keys keys and values"),
     ],
 )
 def test_what_is_no_policy_is_refused(folder, record, message):
@@ -163,7 +167,7 @@ def test_windows_of_another_model_are_refused(folder, tokens, message):
 def test_allocators_go_with_their_own_option(folder, words):
     status, output = run(*allocate(*words))
     assert status == 2
-    assert "--allocator greedy goes with --budget, --allocator uniform with --precision" in output
+    assert "--allocator uniform goes with --precision, every other allocator with --budget or --bytes-of" in output
     assert not (folder / "p.json").exists()
 
 
@@ -178,14 +182,14 @@ def test_an_arm_has_noise_or_not(folder, words):
 def test_scores_of_another_model_are_refused(folder):
     sensitivities(folder / "sensitivity.csv", ["int8", "int4"], layers=2)
     line = error(*allocate("--allocator", "greedy", "--budget", "0.3"))
-    assert line == ("Error: sensitivity.csv: scores for layers × heads [(2, 2)], but model.safetensors has 3 × 2\n")
+    assert line == ("Error: sensitivity.csv: scores of 2 layers × 2 heads, but the model has 3 × 2\n")
     assert not (folder / "p.json").exists()
 
 
 def test_a_precision_without_scores_is_refused(folder):
     sensitivities(folder / "sensitivity.csv", ["int4"])
     line = error(*allocate("--allocator", "uniform", "--precision", "int8"))
-    assert line == "Error: sensitivity.csv: no int8 scores; it holds int4\n"
+    assert line == "Error: sensitivity.csv: no int8 scores (unit head); it holds int4\n"
     assert not (folder / "p.json").exists()
     assert run(*allocate("--allocator", "uniform", "--precision", "bf16")) == (0, "")
 

@@ -6,15 +6,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from published_study import PUBLISHED, table_arguments, write_study
+from made_up import sensitivity_table
+from published_study import FLOOR, PUBLISHED, table_arguments, write_study
 
 from kvstages.cli import main
+from kvstages.files import write_table
 from kvstages.html_page import count, decimal, divergence, percent
 
 BYTES = "persistent payload plus the scales of one cache of 64 tokens at batch 1; transient reconstruction"
 NOT_FASTER = "Less storage is not a speed-up"
 PROXY = "The proxy is a calibration proxy"
-SETTINGS = "Measured with incremental execution, bfloat16 arithmetic, dense heads kept as bfloat16 while measuring"
+SETTINGS = "incremental execution, computed in bfloat16"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def make(name: str, study: Path, output: Path, *more: object) -> tuple[pd.DataFr
     return pd.read_csv(output.with_suffix(".csv")), output.read_text()
 
 
-@pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
+@pytest.mark.parametrize("name", ["results", "divergence", "adaptation", "sensitivity-summary"])
 def test_title_of_the_study(name, study, tmp_path):
     _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches & more")
     assert "<title>Speeches &amp; more: " in page
@@ -54,7 +56,8 @@ def test_results(study, tmp_path):
     table, page = make("results", study, tmp_path / "results.html", "--published", PUBLISHED)
     assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
     mixed = table.set_index("policy").loc["greedy-0.01"]
-    assert mixed[["heads_bf16", "heads_int8", "heads_int4", "total_bytes"]].tolist() == [7, 19, 70, 579840]
+    assert mixed[["tensors_bf16", "tensors_int8", "tensors_int4", "total_bytes"]].tolist() == [14, 38, 140, 579840]
+    assert not {"tensors_int3", "tensors_int2"} & set(table)
     assert mixed["proxy"] == 0.009985672175389482
     for name in (
         "proxy", "mean_kl", "p50_kl", "p95_kl", "p99_kl", "max_kl", "agreement", "cross_entropy", "perplexity",
@@ -77,8 +80,42 @@ def test_results_without_a_published_counterpart(study, tmp_path):
     result = CliRunner().invoke(main, list(map(str, words)))
     assert result.exit_code == 0, result.output
     row = (tmp_path / "r.csv").read_text().splitlines()[2]
-    assert row.startswith("greedy-0.02,7,19,70,0.009985672175389482,,")
+    assert row.startswith("greedy-0.02,14,38,140,0.009985672175389482,,")
     assert ",579840,,2.7125827814569536," in row
+
+
+def test_divergence(study, tmp_path):
+    table, page = make("divergence", study, tmp_path / "divergence.html")
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    rows = table.set_index("policy")
+    record = json.loads((study / "policies/int4/evaluation.json").read_text())
+    for name in ("mean_kl", "p0_1_reverse_kl", "perplexity_ratio_error", "min_delta_p", "agreement_low"):
+        assert rows.loc["int4", name] == record[name]
+    assert rows.loc["bf16", "perplexity_ratio"] == 1
+    for words in (
+        "D(p ‖ q), policy from reference (nats)", "D(q ‖ p), the reverse (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
+        "Δp of the true next token, policy minus reference (probability)", "not per cent", SETTINGS,
+        "Same most likely token (share of positions)", "one standard error over blocks",
+    ):  # fmt: skip
+        assert words in page
+    other = tmp_path / "again.html"
+    make("divergence", study, other)
+    assert other.read_bytes() == (tmp_path / "divergence.html").read_bytes()
+
+
+def test_divergence_of_a_single_block_has_no_errors(study, tmp_path):
+    record = json.loads((study / "policies/int8/evaluation.json").read_text())
+    lonely = {name: None if name.endswith("_error") else value for name, value in record.items()}
+    (tmp_path / "evaluation.json").write_text(json.dumps(lonely))
+    words = ["table", "divergence", str(tmp_path / "evaluation.json"), "--output", str(tmp_path / "d.html")]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert pd.read_csv(tmp_path / "d.csv")["mean_kl_error"].isna().all()
+    assert "<td>–</td>" in (tmp_path / "d.html").read_text()
+    del record["p5_kl"]
+    (tmp_path / "evaluation.json").write_text(json.dumps(record))
+    said = failure("divergence", tmp_path / "evaluation.json", "--output", tmp_path / "d.html")
+    assert "evaluation.json: key 'p5_kl' is missing" in said
 
 
 def test_adaptation(study, tmp_path):
@@ -103,13 +140,36 @@ def test_adaptation(study, tmp_path):
 
 def test_sensitivity_summary_shows_the_published_weakness(study, tmp_path):
     table, page = make("sensitivity-summary", study, tmp_path / "s.html", "--published", PUBLISHED)
+    assert table[["source", "part"]].drop_duplicates().to_numpy().tolist() == [["measured-bfloat16", "kv"]]
     rows = table.set_index("precision")
+    assert rows["below_floor"].tolist() == [38, 11]
+    assert rows["median_floor"].tolist() == [FLOOR] * 2 and rows["median_bf16_step"].tolist() == [2 * FLOOR] * 2
     assert round(rows.loc["int8", "correlation_with_layer"], 2) == -0.98
     assert round(rows.loc["int4", "median_ratio_to_int8"], 1) == 1.9
     assert rows.loc["int4", "theoretical_ratio_to_int8"] == (127 / 7) ** 2
     assert round(rows.loc["int8", "sum_over_joint"]) == 31
     assert rows["published_sum"].tolist() == rows["sum"].tolist()
     assert "−0.98" in page
+
+
+def test_sensitivity_summary_of_two_sources_and_of_parts(study, tmp_path):
+    wide = tmp_path / "measured-float32.csv"
+    write_table(wide, sensitivity_table(parts=("k", "v"), precisions=("int8", "int2"), floor=None))
+    table, page = make("sensitivity-summary", study, tmp_path / "s.html", "--sensitivity", wide)
+    assert table[["source", "part", "precision"]].to_numpy().tolist() == [
+        ["measured-bfloat16", "kv", "int8"], ["measured-bfloat16", "kv", "int4"],
+        ["measured-float32", "k", "int8"], ["measured-float32", "k", "int2"],
+        ["measured-float32", "v", "int8"], ["measured-float32", "v", "int2"],
+    ]  # fmt: skip
+    keys, values = (table[(table["part"] == part) & (table["precision"] == "int8")].iloc[0] for part in "kv")
+    scores = pd.read_csv(wide)
+    own = scores[(scores["part"] == "k") & (scores["precision"] == "int8")]["mean_kl"]
+    assert keys["sum"] == pytest.approx(own.sum(), rel=1e-12) and keys["median"] == pytest.approx(own.median())
+    assert keys["sum_over_joint"] == pytest.approx(own.sum() / keys["joint_mean_kl"])
+    assert values["sum"] != keys["sum"] and values["joint_mean_kl"] == keys["joint_mean_kl"]
+    assert table.loc[2:, ["median_floor", "below_floor", "median_bf16_step"]].isna().all(axis=None)
+    assert table.loc[3, "theoretical_ratio_to_int8"] == 127**2
+    assert "measured-float32: parallel execution, computed in float32, 8 blocks" in page
 
 
 def failure(*words: object) -> str:
@@ -139,12 +199,9 @@ def test_errors_name_the_file(study, tmp_path):
 
 
 def test_how_numbers_are_written():
-    assert [divergence(value) for value in (0, 0.001527944, 9.2613e-6, 1.0)] == [
-        "0",
-        "0.001528",
-        "9.261 × 10⁻⁶",
-        "1.000",
-    ]
+    assert [divergence(value) for value in (0, 0.001527944, 9.2613e-6, 1.0, -0.25, -9.2613e-16)] == [
+        "0", "0.001528", "9.261 × 10⁻⁶", "1.000", "−0.2500", "−9.261 × 10⁻¹⁶",
+    ]  # fmt: skip
     assert [percent(0.97852), count(1572864.0), count(44 / 3), decimal(2)(-0.984)] == [
         "97.85 %", "1,572,864", "14.7", "−0.98",
     ]  # fmt: skip

@@ -17,27 +17,17 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from conftest import REPOSITORY, REVISION, SHARED, Project, published_bundle, study_of
+from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bundle, study_of
 
+from kvstages.compare import compare
 from kvstages.digests import stage_modules
 from kvstages.published import SHIPPED, published_validation
+from kvstages.verify import verify
 
-# Run by every Python process of a workflow: writes down which modules of the package a stage imported.
-PROBE = """
-import atexit, os, sys
-
-def record():
-    if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
-        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
-        with open(os.path.join(os.environ["PROBED"], f"{sys.argv[1]}.{os.getpid()}"), "w") as file:
-            file.write("\\n".join(sorted(names)))
-
-atexit.register(record)
-"""
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {
-    "sweep": "sweep/layer-*.csv",
-    "sensitivity": "sensitivity.csv",
+    "sweep": "sweep/*/layer-*.csv",
+    "sensitivity": "sensitivity/*.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
@@ -55,33 +45,8 @@ CORE = {
     "adapt_model",
     "evaluate_adapted",
 }
-PUBLISHED_WAY = {"execution": "incremental", "arithmetic": "bfloat16", "dense_storage": "bfloat16"}
+PUBLISHED_WAY = {"execution": "incremental", "compute_dtype": "bfloat16"}
 RECORDS = {"policy": "policies/*/policy.json", "evaluation": "**/evaluation.json"}
-
-
-@pytest.fixture(scope="session")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the stages of the whole runs write down what they imported."""
-    return tmp_path_factory.mktemp("probed")
-
-
-@pytest.fixture(scope="session")
-def probe(tmp_path_factory: pytest.TempPathFactory, probed: Path) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "sitecustomize.py").write_text(PROBE)
-    return {"PYTHONPATH": str(folder), "PROBED": str(probed)}
-
-
-@pytest.fixture(scope="session")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Path, dict[str, str]], probe: dict[str, str]
-) -> Project:
-    """The small study, bundled with its working directory, run from nothing to its manifest."""
-    project = Project(tmp_path_factory.mktemp("finished"), probe)
-    shutil.copytree(artifacts[0], project.folder / "resources" / "bundled" / "small")
-    project.configure(study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts))
-    project.run("--cores", "2")
-    return project
 
 
 @pytest.fixture(scope="session")
@@ -234,6 +199,12 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
     assert record["configuration"]["study"]["budgets"] == [1e-6, 0.5]
     assert record["environment"]["devices"] == ["cpu"]
     assert record["environment"]["packages"]["torch"]
+    rules = {path: output["rule"] for path, output in record["outputs"].items()}
+    assert rules["results/small/sensitivity.csv"] == "gather_sensitivity"
+    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted"
+    assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
+    assert CORE - {"fetch_artifact"} < set(rules.values())
+    assert record["command"].startswith("snakemake --snakefile ") and record["command"].endswith(" --cores 2")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -268,6 +239,13 @@ def test_every_column_and_key_is_explained(name: str) -> None:
         assert value.get("description"), f"{name}: {key}"
 
 
+def test_nothing_of_a_title_is_run(finished: Project) -> None:
+    assert STUDY["title"] in json.loads((finished.folder / "config" / "studies" / "small.yaml").read_text())["title"]
+    page = (finished.folder / "results" / "small" / "tables" / "results.html").read_text()
+    assert "$(touch ran) `touch ran`" in page and "{input} &amp; &gt; ran" in page
+    assert not list(finished.folder.rglob("ran"))
+
+
 def test_second_run_does_nothing(finished: Project) -> None:
     assert "Nothing to be done" in finished.run("--resources", "gpu=1")
 
@@ -276,9 +254,36 @@ def test_two_runs_from_scratch_give_the_same_checksums(finished: Project, tmp_pa
     copy = finished.copy(tmp_path / "copy")
     for made in ("results", "logs", "resources/small", ".snakemake"):
         shutil.rmtree(copy.folder / made)
-    copy.run("--cores", "2")
+    copy.run()  # with --cores 1; the first had --cores 2
     first, second = (project.folder / "results" / "small" / "SHA256SUMS" for project in (finished, copy))
     assert first.read_bytes() == second.read_bytes()
+    comparison = compare(first.parent, second.parent)
+    assert not comparison.outside and not comparison.within and len(comparison.identical) == 69
+    assert verify(second.parent) == ([], 76)
+
+
+def test_another_thread_count_is_within_the_documented_tolerance(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    copy.run("--config", "threads=2", "--cores", "2")
+    comparison = compare(*(project.folder / "results" / "small" for project in (finished, copy)))
+    assert not comparison.outside
+    assert "sensitivity.csv" in {*comparison.identical, *comparison.within}
+    record = json.loads((copy.folder / "results" / "small" / "manifest.json").read_text())
+    assert record["environment"]["threads"] == [2]
+
+
+def test_every_file_that_a_rule_reads_is_in_the_record_of_what_it_made(finished: Project) -> None:
+    """So that a reader that forgets `made.note` is found: what Snakemake calls inputs, the stage has noted."""
+    lines = finished.run("--detailed-summary").splitlines()
+    header = next(line for line in lines if line.startswith("output_file")).split("\t")
+    rows = [dict(zip(header, line.split("\t"), strict=True)) for line in lines if line.count("\t") == len(header) - 1]
+    checked = 0
+    for row in rows:
+        if row["rule"] in CORE - {"fetch_artifact"}:
+            record = json.loads((finished.folder / ".made" / f"{row['output_file']}.json").read_text())
+            assert set(record["inputs"]) == set(row["input-file(s)"].split(",")), row["output_file"]
+            checked += 1
+    assert checked > 30
 
 
 def test_published_study_is_measured_the_published_way(published: Project) -> None:

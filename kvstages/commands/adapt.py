@@ -28,7 +28,7 @@ from kvstages.commands import options
 @click.option(
     "--beta", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Weight of the KL in the loss."
 )
-@options.arithmetic
+@options.compute_dtype
 @options.device
 @options.threads
 @click.option("--output", type=options.OUTPUT, required=True, help="Safetensors file to write the adapted weights to.")
@@ -46,7 +46,7 @@ def command(
     weight_decay: float,
     clip: float,
     beta: float,
-    arithmetic: str,
+    compute_dtype: str,
     device: str,
     threads: int,
     output: Path,
@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Train a copy of the model for a few steps with noise in its KV cache.
 
-    The loss is cross entropy plus beta times the KL to the frozen original; parameters are kept in the arithmetic
+    The loss is cross entropy plus beta times the KL to the frozen original; parameters are kept in the compute
     dtype, as in the study. Blocks are taken in order and round the window.
 
     Example: kvstages adapt --model model.safetensors --windows windows.safetensors --noise-bits 4 --seed 1337
@@ -69,7 +69,7 @@ def command(
     if no_noise == (noise_bits is not None):
         raise click.UsageError("give either --noise-bits or --no-noise")
     place = prepare(device, threads)
-    decoder = load_model(model, DTYPES[arithmetic], place)
+    decoder = load_model(model, DTYPES[compute_dtype], place)
     tokens = load_window(windows, window, decoder.config).to(place)
     arm = Arm(noise_bits, steps, batch, learning_rate, weight_decay, clip, beta)
     with options.progress(f"adapt, seed {seed}") as report:

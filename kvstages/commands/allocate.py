@@ -7,13 +7,32 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.grid import UNITS
+from kvstages.names import ALLOCATORS
+from kvstages.quantizer import BITS
 
 
 @click.command("allocate")
 @click.option("--policy", "name", required=True, help="Name of the policy, kept in its record.")
-@click.option("--allocator", type=click.Choice(["greedy", "uniform"]), required=True, help="How precisions are chosen.")
-@click.option("--budget", type=float, default=None, help="greedy: limit on the proxy, in nats.")
-@click.option("--precision", type=click.Choice(["bf16", "int8", "int4"]), default=None, help="uniform: every head's.")
+@click.option(
+    "--allocator", type=click.Choice([*ALLOCATORS, "uniform"]), required=True, help="How precisions are chosen."
+)
+@click.option("--budget", default=None, help="Limit on the proxy in nats (0.01), or on the bytes of a cache (400000B).")
+@click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
+@click.option("--precision", type=click.Choice(list(BITS)), default=None, help="uniform: the precision everywhere.")
+@click.option(
+    "--unit",
+    type=click.Choice(list(UNITS)),
+    default="head",
+    show_default=True,
+    help="What has a precision of its own: a head, or its keys and its values apart.",
+)
+@click.option(
+    "--precisions",
+    default=None,
+    help="Quantized precisions to choose from, such as int8,int4.  [default: all that have scores]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="random: what it draws with.")
 @click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage sensitivity.")
 @options.model
 @click.option(
@@ -24,45 +43,58 @@ from kvstages.commands import options
     help="Positions of the cache counted in bytes.",
 )
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the policy to.")
-@click.option("--steps", type=options.OUTPUT, required=True, help="CSV file to write the greedy path to.")
+@click.option("--steps", type=options.OUTPUT, required=True, help="CSV file to write the path to.")
 def command(
     name: str,
     allocator: str,
-    budget: float | None,
+    budget: str | None,
+    bytes_of: Path | None,
     precision: str | None,
+    unit: str,
+    precisions: str | None,
+    seed: int,
     sensitivity: Path,
     model: Path,
     tokens: int,
     output: Path,
     steps: Path,
 ) -> None:
-    """Give every head a precision: greedily under a budget, or the same everywhere.
+    """Give every head a precision: by an allocator under a budget, or the same everywhere.
 
-    The budget bounds the sum of the heads' single-head KL scores. That sum is a calibration proxy, not a bound on
-    what the whole policy does; the stage evaluate measures that. Bytes count payload and scales of one cache.
+    \b
+    greedy          least added KL per byte saved first (as published)
+    exact           the least proxy for the bytes, or the fewest bytes for the proxy
+    layer           greedy, all heads of a layer alike
+    depth           first layers higher, whatever the scores
+    reconstruction  least added error of keys and values per byte saved first
+    random          any policy of so many bytes, each as likely as any other
 
-    Example: kvstages allocate --policy greedy-0.01 --allocator greedy --budget 0.01 --sensitivity sensitivity.csv
+    A budget in nats bounds the sum of single-head KL scores. That sum is a calibration proxy, not a bound on what the
+    whole policy does; the stage evaluate measures that. Bytes count payload and scales of one cache.
+
+    Example: kvstages allocate --policy greedy-0.01 --allocator greedy --budget 0.01 --sensitivity measured-float32.csv
     --model model.safetensors --output policy.json --steps steps.csv
     """
+    from kvstages.budgets import Budget
     from kvstages.files import write_json, write_table
     from kvstages.model_config import read_config
-    from kvstages.policies import greedy_policy, uniform_policy
-    from kvstages.sensitivity import read_scores, read_setting
+    from kvstages.policies import allocated_policy, read_policy, uniform_policy
+    from kvstages.scores import read_scores, read_setting
 
-    if (allocator == "greedy") != (budget is not None) or (allocator == "uniform") != (precision is not None):
-        raise click.UsageError("--allocator greedy goes with --budget, --allocator uniform with --precision")
-    config, scores = read_config(model), read_scores(sensitivity)
-    shape = {(len(table), len(table[0])) for table in scores.values()}
-    if shape != {(config.num_layers, config.num_heads)}:
-        raise ValueError(
-            f"{sensitivity}: scores for layers × heads {sorted(shape)}, "
-            f"but {model} has {config.num_layers} × {config.num_heads}"
+    given = (budget is not None) + (bytes_of is not None)
+    if (allocator == "uniform") != (precision is not None) or given != (allocator != "uniform"):
+        raise click.UsageError(
+            "--allocator uniform goes with --precision, every other allocator with --budget or --bytes-of"
         )
-    if precision is not None and precision != "bf16" and precision not in scores:
-        raise ValueError(f"{sensitivity}: no {precision} scores; it holds {', '.join(scores)}")
-    if allocator == "greedy":
-        record, path = greedy_policy(name, budget, scores, config.head_dim, tokens)
+    chosen = None if precisions is None else precisions.split(",")
+    if precision not in (None, "bf16"):
+        chosen = [precision]
+    config = read_config(model)
+    table = read_scores(sensitivity, config, tokens, unit, chosen)
+    if precision is not None:
+        record, path = uniform_policy(name, precision, table)
     else:
-        record, path = uniform_policy(name, precision, scores, config.head_dim, tokens)
+        limit = Budget(read_policy(bytes_of, config)["bytes"]["total"], "bytes") if bytes_of else Budget.parse(budget)
+        record, path = allocated_policy(name, allocator, limit, table, seed)
     write_table(steps, path)
     write_json(output, {**record, **read_setting(sensitivity)})

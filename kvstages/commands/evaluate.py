@@ -25,8 +25,7 @@ def command(
     policy: Path,
     reference: Path,
     execution: str,
-    arithmetic: str,
-    dense_storage: str,
+    compute_dtype: str,
     device: str,
     threads: int,
     memory_mb: int,
@@ -35,28 +34,27 @@ def command(
 ) -> None:
     """Measure a whole policy jointly on a window against the reference.
 
-    Writes KL (mean with a 95 % bootstrap interval over blocks, percentiles, maximum), agreement of the argmaxes,
-    cross entropy, perplexity, logit deviation, first disagreement, and the bytes of one cache; and a table with a row
-    for each position. The reference must have been computed in the same way, on the same kind of device.
+    Writes KL in both directions, agreement of the argmaxes, cross entropies, perplexities and their ratio, and the
+    change of the true next token's probability, each with its standard error and 95 % bootstrap interval over blocks,
+    the distributions with their percentiles; logit deviation, first disagreement, and the bytes of one cache; and a
+    table with a row for each position. The reference must have been computed in the same way, on the same kind of
+    device.
 
     Example: kvstages evaluate --model model.safetensors --windows windows.safetensors --window validation
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.checkpoints import load_model
-    from kvstages.evaluation import evaluate, read_policy, reference_logits
-    from kvstages.files import read_tensors, write_json, write_table
+    from kvstages.evaluation import evaluate, read_reference
+    from kvstages.files import write_json, write_table
+    from kvstages.policies import read_policy
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
 
-    setting = Setting(execution, arithmetic, dense_storage)
+    setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
-    tensors, made = read_tensors(reference)
-    logits = reference_logits(tensors, reference)
-    differ = [f"{key} {made.get(key)}, not {value}" for key, value in record.items() if made.get(key) != value]
-    if differ:
-        raise ValueError(f"{reference}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
-    decoder = load_model(model, setting.dtypes[0], place)
+    logits = read_reference(reference, record)
+    decoder = load_model(model, setting.dtype, place)
     chosen = read_policy(policy, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"evaluate, {policy}") as report:

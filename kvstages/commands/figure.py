@@ -22,15 +22,15 @@ def command() -> None:
     The same inputs give the same bytes. One policy is one folder: where a figure asks for a policy's record, it also
     reads the table that lies beside it.
 
-    Example: kvstages figure sensitivity --sensitivity sensitivity.csv --output figures/sensitivity.svg
+    Example: kvstages figure sensitivity --sensitivity sensitivity/measured-float32.csv --output figures/sensitivity.svg
     """
 
 
 @command.command("sensitivity")
-@click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
+@click.option("--sensitivity", type=FILE, required=True, help="A gathered sensitivity table.")
 @output_option
 def sensitivity_command(sensitivity: Path, output: Path) -> None:
-    """Heat maps of the single-head scores. Layer by head, one map for each precision of the table."""
+    """Heat maps of the single-head scores. Layer by head, one map a precision; scores below their floor marked."""
     from kvstages.figures.sensitivity import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -41,7 +41,7 @@ def sensitivity_command(sensitivity: Path, output: Path) -> None:
 @click.argument("policies", metavar="POLICY.json...", type=FILE, nargs=-1, required=True)
 @output_option
 def allocation_command(policies: tuple[Path, ...], output: Path) -> None:
-    """Map of the precision of each head. One map for each policy given; those that coincide share one."""
+    """Map of the precisions of each head. One map for each policy given; those that coincide share one."""
     from kvstages.figures.allocation import draw, numbers
     from kvstages.figures.style import write_figure
 
@@ -113,3 +113,49 @@ def adaptation_command(adapted: tuple[Path, ...], original: tuple[Path, ...], ou
     from kvstages.figures.style import write_figure
 
     write_figure(output, numbers(original, adapted), draw)
+
+
+@command.command("floor")
+@click.argument("sensitivities", metavar="SENSITIVITY.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def floor_command(sensitivities: tuple[Path, ...], output: Path) -> None:
+    """Scores and their floor by layer. A panel for each gathered sensitivity table given."""
+    from kvstages.figures.floor import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(sensitivities), draw)
+
+
+@command.command("equal-bytes")
+@click.argument("comparisons", metavar="BUDGET/joint.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def equal_bytes_command(comparisons: tuple[Path, ...], output: Path) -> None:
+    """Joint KL of recipes at equal bytes. A panel for each comparison given; its folder tells the budget, and the
+    candidates.json beside it where the random policies lie.
+    """
+    from kvstages.figures.equal_bytes import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(comparisons), draw)
+
+
+@command.command("frontier")
+@click.argument("frontier", metavar="joint.csv", type=FILE)
+@output_option
+def frontier_command(frontier: Path, output: Path) -> None:
+    """Joint KL against bytes. A line for each family of policies, the uniform ones beside."""
+    from kvstages.figures.frontier import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(frontier), draw)
+
+
+@command.command("proxy-joint")
+@click.argument("tables", metavar="joint.csv...", type=FILE, nargs=-1, required=True)
+@output_option
+def proxy_joint_command(tables: tuple[Path, ...], output: Path) -> None:
+    """Proxy against joint KL. All policies of the tables given, by the source of their scores."""
+    from kvstages.figures.proxy_joint import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(tables), draw)

@@ -9,31 +9,59 @@ import click
 
 @click.command("manifest")
 @click.option("--study", required=True, help="Name of the study.")
-@click.option("--settings", default="{}", show_default=True, help="Configuration used, as JSON.")
+@click.option("--settings", default="{}", show_default=True, help="Configuration used, as JSON: {shared, study}.")
+@click.option(
+    "--artifact",
+    "artifacts",
+    metavar="NAME=PATH",
+    multiple=True,
+    help="A pinned input, by its name in the configuration. Repeat.",
+)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="manifest.json, in the results folder.")
 @click.option("--checksums", type=click.Path(path_type=Path), required=True, help="SHA256SUMS to write beside it.")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), required=True)
-def command(study: str, settings: str, output: Path, checksums: Path, files: tuple[Path, ...]) -> None:
-    """Record what a study's FILES are and came from.
+@click.argument("outputs", metavar="RULE=PATH...", nargs=-1, required=True)
+def command(
+    study: str, settings: str, artifacts: tuple[str, ...], output: Path, checksums: Path, outputs: tuple[str, ...]
+) -> None:
+    """Record what a study's files are and came from.
 
-    FILES in the folder of --output are results, all others are inputs. The manifest holds their sha256, a digest of
-    each stage's code, the configuration, the environment and the time; the checksums cover results alone and are the
-    same bytes for each run. Check them with: cd results/STUDY && sha256sum --check SHA256SUMS
+    Each RULE=PATH is a file that a rule of the workflow made; those in the folder of --output are results. The manifest
+    written holds their sha256 and rule, the pinned inputs with source and revision, a digest of each stage's code and
+    the repository's revision, the configuration, the environment, the command and the time; the checksums cover the
+    results alone and are the same bytes for each run. A file that changed after it was made is refused. Check all of it
+    with: kvstages verify results/STUDY, or the results alone with: cd results/STUDY && sha256sum --check SHA256SUMS
 
     Example: kvstages manifest --study embedded --output results/embedded/manifest.json
-    --checksums results/embedded/SHA256SUMS resources/embedded/model.safetensors results/embedded/sensitivity.csv
+    --checksums results/embedded/SHA256SUMS gather_sensitivity=results/embedded/sensitivity.csv
     """
     import json
+    import sys
     from datetime import UTC, datetime
 
     from kvstages.files import write_json, write_text
     from kvstages.manifest import manifest
+    from kvstages.provenance import this_run
 
     try:
         configuration = json.loads(settings)
     except json.JSONDecodeError as error:
         raise ValueError(f"--settings: not JSON ({error})") from error
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    record, lines = manifest(study, configuration, files, output.parent, created)
+    record, lines = manifest(
+        study,
+        configuration,
+        dict(pair(text, "--artifact", "NAME") for text in artifacts),
+        {path: rule for rule, path in (pair(text, "output", "RULE") for text in outputs)},
+        output.parent,
+        this_run(sys.argv),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     write_text(checksums, lines)
     write_json(output, record)
+
+
+def pair(text: str, what: str, name: str) -> tuple[str, Path]:
+    """The two sides of NAME=PATH; ValueError on another form."""
+    left, equals, right = text.partition("=")
+    if not left or not equals or not right:
+        raise ValueError(f"{what} {text!r}: expected {name}=PATH")
+    return left, Path(right)

@@ -16,12 +16,12 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 model = click.option("--model", type=INPUT, required=True, help="Weights, from the stage convert.")
 windows = click.option("--windows", type=INPUT, required=True, help="Token windows, from the stage windows.")
 window = click.option("--window", required=True, help="Name of the window to use, such as calibration.")
-arithmetic = click.option(
-    "--arithmetic",
+compute_dtype = click.option(
+    "--compute-dtype",
     type=click.Choice(["float32", "bfloat16", "float64"]),
     default="float32",
     show_default=True,
-    help="Dtype of weights and activations.",
+    help="Dtype of weights and activations. Unquantized heads are stored in BF16 whatever it is.",
 )
 device = click.option(
     "--device",
@@ -51,18 +51,11 @@ execution = click.option(
     show_default=True,
     help="All positions of a block in one pass, or token by token through the packed cache.",
 )
-dense_storage = click.option(
-    "--dense-storage",
-    type=click.Choice(["float32", "bfloat16", "float64"]),
-    default="float32",
-    show_default=True,
-    help="Dtype in which unquantized heads are kept while measuring. Bytes always count them as BF16.",
-)
 
 
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say how a study is measured and on what."""
-    for option in (memory, threads, device, dense_storage, arithmetic, execution):
+    for option in (memory, threads, device, compute_dtype, execution):
         command = option(command)
     return command
 

@@ -20,8 +20,7 @@ def command(
     windows: Path,
     window: str,
     execution: str,
-    arithmetic: str,
-    dense_storage: str,
+    compute_dtype: str,
     device: str,
     threads: int,
     memory_mb: int,
@@ -43,12 +42,12 @@ def command(
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
 
-    setting = Setting(execution, arithmetic, dense_storage)
+    setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = load_model(model, setting.dtypes[0], place)
+    decoder = load_model(model, setting.dtype, place)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"reference, {window}") as report:
-        logits = torch.empty(*tokens.shape, decoder.config.vocab_size, dtype=setting.dtypes[0])
+        logits = torch.empty(*tokens.shape, decoder.config.vocab_size, dtype=setting.dtype)
         for blocks, part in window_logits(decoder, tokens, dense_grid(decoder), setting, memory_mb << 20, report):
             logits[blocks] = part
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}

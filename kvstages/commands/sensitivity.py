@@ -11,16 +11,19 @@ from kvstages.commands import options
 
 @click.command("sensitivity")
 @click.argument("shards", type=options.INPUT, nargs=-1, required=True)
+@click.option("--source", required=True, help="Name of the table, such as measured-float32.")
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
-def command(shards: tuple[Path, ...], output: Path) -> None:
+def command(shards: tuple[Path, ...], source: str, output: Path) -> None:
     """Gather the layers' sweeps SHARDS into one sensitivity table.
 
-    Writes one row for each layer, head and precision: the mean KL (nats) over the blocks, and the standard error
-    between blocks. Every layer must be there once, all measured in the same way.
+    Writes one row for each layer, head, part and precision: the mean KL (nats) over the blocks, the standard error
+    between blocks, and the floor that null interventions of the same head measure. Every layer must be there once, all
+    measured in the same way.
 
-    Example: kvstages sensitivity sweep/layer-*.csv --output sensitivity.csv
+    Example: kvstages sensitivity sweep/float32/layer-*.csv --source measured-float32
+    --output sensitivity/measured-float32.csv
     """
     from kvstages.files import write_table
     from kvstages.sensitivity import gather
 
-    write_table(output, gather(shards))
+    write_table(output, gather(shards, source))

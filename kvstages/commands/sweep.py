@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.grid import PARTS
+from kvstages.sweep_table import PRECISION_ORDER, sweep_table, trials
 
 
 @click.command("sweep")
@@ -15,14 +17,25 @@ from kvstages.commands import options
 @click.option("--window", default="calibration", show_default=True, help="Window to measure on.")
 @click.option("--layer", type=click.IntRange(min=0), required=True, help="Layer whose heads are quantized in turn.")
 @click.option(
+    "--part",
+    "parts",
+    type=click.Choice(PARTS),
+    multiple=True,
+    default=("kv",),
+    show_default=True,
+    help="Part of a head to change: keys and values together, keys, or values. May be given more than once.",
+)
+@click.option(
     "--precision",
     "precisions",
-    type=click.Choice(["int8", "int4"]),
+    type=click.Choice(PRECISION_ORDER),
     multiple=True,
     default=("int8", "int4"),
     show_default=True,
-    help="Precision to try; may be given more than once.",
+    help="Precision to try; may be given more than once. compute-step and bf16-step move every value to its neighbour "
+    "in the compute dtype, or in BF16: what they measure is the floor.",
 )
+@click.option("--base", type=options.INPUT, help="Policy around which to measure, from the stage allocate.")
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
@@ -30,34 +43,39 @@ def command(
     windows: Path,
     window: str,
     layer: int,
+    parts: tuple[str, ...],
     precisions: tuple[str, ...],
+    base: Path | None,
     execution: str,
-    arithmetic: str,
-    dense_storage: str,
+    compute_dtype: str,
     device: str,
     threads: int,
     memory_mb: int,
     output: Path,
 ) -> None:
-    """Quantize one head of a layer at a time, every other head in BF16, and measure the KL to the reference.
+    """Change one head of a layer at a time, every other head as in the base, and measure the KL to the reference.
 
-    Writes one row for each head, precision and block: the mean KL (nats) over the block's positions. The reference
-    runs along in the same batches.
+    The base has every head in BF16, or is the policy --base. Writes one row for each head, part, precision and block:
+    the mean KL (nats) over the block's positions, that of the base, and the relative squared error of the head's keys
+    and values themselves. The base runs along in the same batches.
 
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
     from kvstages.checkpoints import load_model
     from kvstages.files import write_table
+    from kvstages.grid import Grid
+    from kvstages.policies import read_policy
     from kvstages.runtime import Setting, prepare
     from kvstages.sweep import sweep_layer
-    from kvstages.sweep_table import sweep_table
     from kvstages.windows import load_window
 
-    setting = Setting(execution, arithmetic, dense_storage)
+    setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = load_model(model, setting.dtypes[0], place)
+    decoder = load_model(model, setting.dtype, place)
     tokens = load_window(windows, window, decoder.config).to(place)
+    around = None if base is None else Grid.of_record(read_policy(base, decoder.config)["precisions"])
+    wanted = trials(parts, precisions)
     with options.progress(f"sweep, layer {layer}") as report:
-        kl = sweep_layer(decoder, tokens, layer, precisions, setting, memory_mb << 20, report)
-    scores = {precision: values.tolist() for precision, values in kl.items()}
-    write_table(output, sweep_table(layer, scores, setting.as_dict()))
+        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)
+    kl, error = ({trial: values.tolist() for trial, values in each.items()} for each in (found.kl, found.error))
+    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict()))

@@ -43,9 +43,20 @@ def command() -> None:
 @output_option
 def results_command(evaluations: tuple[Path, ...], published: str | None, title: str | None, output: Path) -> None:
     """Every metric of every policy. One row for each policy given; reads the policy.json beside each."""
-    from kvstages.tables import results
+    from kvstages.tables.results import results
 
     _write(output, *results(evaluations, _folder(published), title))
+
+
+@command.command("divergence")
+@click.argument("evaluations", metavar="EVALUATION.json...", type=FILE, nargs=-1, required=True)
+@title_option
+@output_option
+def divergence_command(evaluations: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """How far each policy is from the reference. KL both ways, perplexity, Δp and agreement, with errors and spread."""
+    from kvstages.tables.divergence import divergence_table
+
+    _write(output, *divergence_table(evaluations, title))
 
 
 @command.command("adaptation")
@@ -58,24 +69,61 @@ def adaptation_command(
     adapted: tuple[Path, ...], original: tuple[Path, ...], published: str | None, title: str | None, output: Path
 ) -> None:
     """KL and agreement by arm and seed. The folder of each evaluation tells its arm and seed."""
-    from kvstages.tables import adaptation
+    from kvstages.tables.adaptation import adaptation
 
     _write(output, *adaptation(original, adapted, _folder(published), title))
 
 
 @command.command("sensitivity-summary")
 @click.argument("evaluations", metavar="UNIFORM/evaluation.json...", type=FILE, nargs=-1, required=True)
-@click.option("--sensitivity", type=FILE, required=True, help="The gathered table, sensitivity.csv.")
+@click.option(
+    "--sensitivity", type=FILE, multiple=True, required=True, help="A gathered sensitivity table. Repeat for sources."
+)
 @published_option
 @title_option
 @output_option
 def sensitivity_summary_command(
-    evaluations: tuple[Path, ...], sensitivity: Path, published: str | None, title: str | None, output: Path
+    evaluations: tuple[Path, ...], sensitivity: tuple[Path, ...], published: str | None, title: str | None, output: Path
 ) -> None:
-    """The scores in numbers. Spread, trend over layers, and sum against the KL of the uniform policies."""
-    from kvstages.tables import sensitivity_summary
+    """The scores in numbers. Spread, floor, trend over layers, and sum against the KL of the uniform policies."""
+    from kvstages.tables.sensitivity_summary import sensitivity_summary
 
     _write(output, *sensitivity_summary(sensitivity, evaluations, _folder(published), title))
+
+
+@command.command("equal-bytes")
+@click.argument("comparisons", metavar="BUDGET/joint.csv...", type=FILE, nargs=-1, required=True)
+@title_option
+@output_option
+def equal_bytes_command(comparisons: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """Recipes at equal bytes, against the published one. A section for each comparison given; its folder tells the
+    budget, and the candidates.json beside it where the random policies lie.
+    """
+    from kvstages.tables.equal_bytes import equal_bytes_table
+
+    _write(output, *equal_bytes_table(comparisons, title))
+
+
+@command.command("frontier")
+@click.argument("frontier", metavar="joint.csv", type=FILE)
+@title_option
+@output_option
+def frontier_command(frontier: Path, title: str | None, output: Path) -> None:
+    """Bytes and joint KL of every policy along the frontier. A section for each family."""
+    from kvstages.tables.frontier import frontier_table
+
+    _write(output, *frontier_table(frontier, title))
+
+
+@command.command("proxy-joint")
+@click.argument("tables", metavar="joint.csv...", type=FILE, nargs=-1, required=True)
+@title_option
+@output_option
+def proxy_joint_command(tables: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """How the proxy orders policies, and its ratio to the joint KL. By source of the scores and size of the proxy."""
+    from kvstages.tables.proxy_joint import proxy_joint_table
+
+    _write(output, *proxy_joint_table(tables, title))
 
 
 def _folder(published: str | None) -> Path | None:

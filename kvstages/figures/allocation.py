@@ -7,77 +7,114 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.figures.policies import coinciding
+from kvstages.figures.shades import PRECISIONS, ink
+from kvstages.grid import Grid
 from kvstages.quantizer import BITS
 from kvstages.records import policy_order, read_record
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SHADES = {"bf16": "#1f3d5c", "int8": "#86aac9", "int4": "#edf2f6"}
 
 
 def numbers(policies: Sequence[Path]) -> pd.DataFrame:
-    """Precision of each head in each policy.json; ValueError on a precision that is not known."""
+    """Precision of each head's keys and values in each policy.json; ValueError on a precision that is not known."""
     import pandas as pd
 
     rows = []
     for path in policies:
         record = read_record(path, ["policy", "precisions"])
-        for layer, precisions in enumerate(record["precisions"]):
-            for head, precision in enumerate(precisions):
-                if precision not in BITS:
-                    raise ValueError(
-                        f"{path}: layer {layer}, head {head}: precision {precision!r}, expected {list(BITS)}"
-                    )
-                rows.append((record["policy"], layer, head, precision))
+        try:
+            grid = Grid.of_record(record["precisions"])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        for layer, heads in enumerate(zip(grid.keys, grid.values, strict=True)):
+            for head, pair in enumerate(zip(*heads, strict=True)):
+                for precision in pair:
+                    if precision not in BITS:
+                        raise ValueError(
+                            f"{path}: layer {layer}, head {head}: precision {precision!r}, expected {list(BITS)}"
+                        )
+                rows.append((record["policy"], layer, head, *pair))
     rows.sort(key=lambda row: (policy_order(row[0]), *row[1:3]))
-    return pd.DataFrame(rows, columns=["policy", "layer", "head", "precision"])
+    return pd.DataFrame(rows, columns=["policy", "layer", "head", "keys", "values"])
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A map for each different allocation; policies that give the same one share a map."""
-    import textwrap
+    """A map for each different allocation; policies that give the same one share a map.
 
-    import numpy as np
-    from matplotlib.colors import ListedColormap
+    A cell in which keys and values differ is halved, keys left: 8|4.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     groups = coinciding(table)
     layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
+    split = bool((table["keys"] != table["values"]).any())
     rows = -(-len(groups) // max(1, 16 // heads + 1))
     columns = -(-len(groups) // rows)
-    width, height = max(heads * 0.28, 2.2), max(layers * 0.2, 0.8)
+    width, height = max(heads * (0.36 if split else 0.28), 2.2), max(layers * 0.2, 0.8)
     figure = Figure(figsize=(max(4.8, columns * (width + 0.6)), rows * (height + 0.85) + 0.75), layout="constrained")
-    figure.suptitle("Allocation: bits of each head's keys and values", x=0.01, ha="left")
+    figure.suptitle(
+        "Allocation: bits of each head's keys | values" if split else "Allocation: bits of each head's keys and values",
+        x=0.01, ha="left",
+    )  # fmt: skip
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    names = list(BITS)
     for (label, part), axes in zip(groups, panels, strict=False):
-        grid = np.zeros((layers, heads))
-        for row in part.itertuples():
-            grid[row.layer, row.head] = names.index(row.precision)
-            axes.text(
-                row.head + 0.5, row.layer + 0.5, BITS[row.precision], ha="center", va="center_baseline", fontsize=6.5,
-                color="white" if row.precision == "bf16" else "black",
-            )  # fmt: skip
-        shades = ListedColormap([SHADES[name] for name in names])
-        axes.pcolormesh(grid, cmap=shades, vmin=-0.5, vmax=len(names) - 0.5, edgecolors="0.6", lw=0.4)
-        counts = part["precision"].value_counts()
-        count = ", ".join(f"{counts[name]} {name.upper()}" for name in names if name in counts)
-        axes.set_title(f"{textwrap.fill(label, 32)}\n{count}", fontsize=8, linespacing=1.35)
-        axes.set_xlabel("head")
-        axes.set_ylabel("layer")
-        axes.set_xticks(np.arange(heads) + 0.5, np.arange(heads))
-        axes.set_yticks(np.arange(layers) + 0.5, np.arange(layers))
-        axes.tick_params(length=0, labelsize=7)
-        axes.invert_yaxis()
-        axes.grid(False)
-        axes.spines[:].set_visible(False)
+        _map(axes, part, label, layers, heads)
     for axes in panels:
         axes.set_visible(False)
+    used = {*table["keys"], *table["values"]}
     handles = [
-        Patch(facecolor=SHADES[name], edgecolor="0.4", lw=0.5, label=f"{BITS[name]}  {name.upper()}") for name in names
+        Patch(facecolor=shade, edgecolor="0.4", lw=0.5, label=f"{BITS[name]}  {name.upper()}")
+        for name, shade in PRECISIONS.items()
+        if name in used
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
     return figure
+
+
+def _map(axes: Axes, table: pd.DataFrame, label: str, layers: int, heads: int) -> None:
+    import textwrap
+
+    import numpy as np
+    from matplotlib.patches import Rectangle
+
+    for row in table.itertuples():
+        sides = [(row.keys, 0.0, 1.0)]
+        if row.keys != row.values:
+            sides = [(row.keys, 0.0, 0.5), (row.values, 0.5, 0.5)]
+        for precision, left, width in sides:
+            place = (row.head + left, row.layer)
+            axes.add_patch(Rectangle(place, width, 1, facecolor=PRECISIONS[precision], edgecolor="0.6", lw=0.4))
+            axes.text(
+                place[0] + width / 2, row.layer + 0.5, BITS[precision], ha="center", va="center_baseline",
+                fontsize=6.5 if len(sides) == 1 else 5.5, color=ink(PRECISIONS[precision]),
+            )  # fmt: skip
+        if len(sides) == 2:
+            # Wider than the lines between halves: a head stays one cell.
+            axes.add_patch(Rectangle((row.head, row.layer), 1, 1, fill=False, edgecolor="0.25", lw=0.7, zorder=2))
+    lines = [*textwrap.wrap(label, 32), *(line for text in _counts(table) for line in textwrap.wrap(text, 46))]
+    axes.set_title("\n".join(lines), fontsize=8, linespacing=1.35)
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    axes.set_xticks(np.arange(heads) + 0.5, np.arange(heads))
+    axes.set_yticks(np.arange(layers) + 0.5, np.arange(layers))
+    axes.tick_params(length=0, labelsize=7)
+    axes.set_xlim(0, heads)
+    axes.set_ylim(layers, 0)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
+def _counts(table: pd.DataFrame) -> list[str]:
+    """Heads of each precision, or keys and values apart where they differ anywhere; a number stays with its name."""
+
+    def count(side: str) -> str:
+        counts = table[side].value_counts()
+        return ", ".join(f"{counts[name]}\N{NO-BREAK SPACE}{name.upper()}" for name in BITS if name in counts)
+
+    if (table["keys"] == table["values"]).all():
+        return [count("keys")]
+    return [f"{side}: {count(side)}" for side in ("keys", "values")]

@@ -11,7 +11,7 @@ from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.names import budget_text
+from kvstages.names import split_policy
 from kvstages.records import policy_order, read_columns, read_record
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def numbers(policies: Sequence[Path]) -> pd.DataFrame:
 
     paths = []
     for path in policies:
-        record = read_record(path, ["policy", "budget", "bytes", "tokens"])
-        if record["budget"] is None:
-            raise ValueError(f"{path}: policy {record['policy']} has no budget, expected a greedy policy")
+        record = read_record(path, ["policy", "allocator", "budget", "budget_in", "bytes", "tokens"])
+        if record["allocator"] != "greedy":
+            raise ValueError(f"{path}: policy {record['policy']} is {record['allocator']}, expected a greedy policy")
         steps = read_columns(Path(path).parent / "steps.csv", ["step", "proxy", "bytes"])
         full = record["bytes"]["bf16"]
         start = pd.DataFrame({"step": [0], "proxy": [0.0], "bytes": [full]})
@@ -35,23 +35,26 @@ def numbers(policies: Sequence[Path]) -> pd.DataFrame:
         steps = steps.rename(columns={"bytes": "total_bytes"})
         steps.insert(0, "policy", record["policy"])
         steps.insert(1, "budget", record["budget"])
+        steps.insert(2, "budget_in", record["budget_in"])
         paths.append(steps.assign(bf16_bytes=full, tokens_per_cache=record["tokens"]))
     paths.sort(key=lambda steps: policy_order(steps["policy"].iloc[0]))
     return pd.concat(paths, ignore_index=True) if paths else pd.DataFrame()
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A line for each path, a mark where each ends, and a dotted line at each budget that the path comes near."""
+    """A line for each path, a mark where each ends, and a dotted line at each budget: of nats across, of bytes up."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.6, 4.3), layout="constrained")
     axes = figure.subplots()
-    budgets = table.groupby("policy", sort=False)["budget"].first()
+    limits = table.groupby(["policy", "budget_in"], sort=False)["budget"].first()
+    budgets, sizes = (limits[limits.index.get_level_values(1) == kind] for kind in ("nats", "bytes"))
+    budgets.index = budgets.index.get_level_values(0)
     scale = ZeroStrip(axes, "y", [*table["proxy"], *budgets[budgets > 0]])
     storage_axis(axes, table)
     labels = []
     # Paths share their first steps, and larger budgets go further: drawn from the longest, each stays visible.
-    for index, (label, steps) in reversed(list(enumerate(coinciding(table.drop(columns="budget"))))):
+    for index, (label, steps) in reversed(list(enumerate(coinciding(table.drop(columns=["budget", "budget_in"]))))):
         look = line_style(index)
         x, y = steps["total_bytes"] / 1024, scale.place(steps["proxy"])
         axes.plot(x, y, color=look["color"], linestyle=look["linestyle"], lw=1.5)
@@ -62,6 +65,8 @@ def draw(table: pd.DataFrame) -> Figure:
     right = axes.get_xlim()[1]
     for budget in budgets:
         axes.axhline(scale.place([budget])[0], color="0.45", lw=0.7, linestyle=(0, (1, 2)))
+    for size in sizes:
+        axes.axvline(size / 1024, color="0.45", lw=0.7, linestyle=(0, (1, 2)))
     for level, text in _budget_labels(budgets, scale, axes):
         axes.text(right, level, f" {text}", va="center", ha="left", fontsize=7.5, color="0.25")
     axes.set_ylabel("calibration proxy: sum of single-head KL (nats)")
@@ -78,7 +83,7 @@ def _budget_labels(budgets: pd.Series, scale: ZeroStrip, axes: object) -> list[t
     low, high = (math.log10(limit) for limit in axes.get_ylim())
     labels: list[tuple[float, str]] = []
     for policy, budget in sorted(budgets.items(), key=lambda item: item[1]):
-        text, level = budget_text(policy), float(scale.place([budget])[0])
+        text, level = split_policy(policy)[1], float(scale.place([budget])[0])
         if labels and math.log10(level) - math.log10(labels[-1][0]) < 0.04 * (high - low):
             labels[-1] = (labels[-1][0], f"{labels[-1][1]}, {text}")
         else:

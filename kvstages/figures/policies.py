@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvstages.names import budget_text
+from kvstages.names import split_policy
 from kvstages.records import policy_order
 
 if TYPE_CHECKING:
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 def policies_label(policies: Iterable[str]) -> str:
     """Policies that coincide as one label: ``INT4 = greedy 0.05, 0.1``."""
     ordered = sorted(policies, key=policy_order)
-    texts = {policy: budget_text(policy) for policy in ordered}
-    parts = [policy.upper() for policy, text in texts.items() if text is None]
-    budgets = [text for text in texts.values() if text is not None]
-    if budgets:
-        parts.append(f"greedy {', '.join(budgets)}")
-    return " = ".join(parts)
+    parts: dict[str, list[str]] = {}
+    for policy in ordered:
+        allocator, budget = split_policy(policy)
+        parts.setdefault(policy.upper() if budget is None else allocator, []).append(budget or "")
+    return " = ".join(f"{name} {', '.join(budgets)}".strip() for name, budgets in parts.items())
 
 
 def coinciding(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
 
+# Marks of the allocators; all in one shade, for the place says what matters.
+MARKS = {"uniform": "s", "greedy": "o", "exact": "D", "layer": "^", "depth": "v", "reconstruction": "P", "random": "X"}
+ALLOCATORS = {
+    allocator: {
+        "marker": marker,
+        "linestyle": "",
+        "color": "#1b1b1b",
+        "markerfacecolor": "#1b1b1b" if allocator == "uniform" else "white",
+        "markersize": 4.5,
+    }
+    for allocator, marker in MARKS.items()
+}
+
 
 def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
     """Bytes, mean KL (nats) and its 95 % interval of each evaluation.json."""
@@ -40,20 +53,25 @@ def draw(table: pd.DataFrame) -> Figure:
         row = part.iloc[0]
         x = row["total_bytes"] / 1024
         low, y, high = scale.place([row["mean_kl_low"], row["mean_kl"], row["mean_kl_high"]])
-        uniform = not label.startswith("greedy")
+        look = ALLOCATORS[_allocator(label)]
         # Caps wider than the mark: an interval shorter than the mark still shows.
         axes.errorbar(x, y, [[y - low], [high - y]], color="0.25", elinewidth=1.0, capsize=4.5, capthick=0.8, zorder=2)
-        axes.plot(
-            x, y, "s" if uniform else "o", color="#1b1b1b", markerfacecolor="#1b1b1b" if uniform else "white",
-            markersize=4.5, zorder=3,
-        )  # fmt: skip
+        axes.plot(x, y, **look, zorder=3)
         labels.append((label, x, y))
         avoid += [(x, low), (x, y), (x, high)]
-    axes.plot([], [], "s", color="#1b1b1b", label="uniform")
-    axes.plot([], [], "o", color="#1b1b1b", markerfacecolor="white", label="greedy, by budget of the proxy")
+    used = {_allocator(label) for label, _ in coinciding(table)}
+    for allocator, look in ALLOCATORS.items():
+        if allocator in used:
+            axes.plot([], [], **look, label="uniform" if allocator == "uniform" else f"{allocator}, by budget")
     storage_axis(axes, table)
     axes.set_ylabel("mean held-out KL, 95 % interval (nats)")
     figure.suptitle("Storage against change of the next-token distribution", x=0.01, ha="left")
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=4)
     place_labels(axes, labels, avoid)
     return figure
+
+
+def _allocator(label: str) -> str:
+    """Allocator of the first policy that a label names."""
+    first = label.split()[0]
+    return first if first in ALLOCATORS else "uniform"

@@ -19,21 +19,22 @@ ROUND_OFF = 1e-12
 
 
 class ZeroStrip:
-    """Scales one axis of ``axes`` logarithmically over ``values``, with a strip for those up to 1e-12 if there are any.
+    """Scales one axis of ``axes`` logarithmically over ``values``, with a strip for those up to ``round_off``, if any.
 
     ``place`` maps values to coordinates on that axis.
     """
 
-    def __init__(self, axes: Axes, which: str, values: Iterable[float]) -> None:
+    def __init__(self, axes: Axes, which: str, values: Iterable[float], round_off: float = ROUND_OFF) -> None:
         from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
 
         values = list(values)
-        positive = [value for value in values if value > ROUND_OFF] or [1e-3]
+        self.round_off = round_off
+        positive = [value for value in values if value > round_off] or [1e-3]
         low, high = math.log10(min(positive)), math.log10(max(positive))
         low, high = low - 0.04 * (high - low) - 0.04, high + 0.04 * (high - low) + 0.04
         if high - low < 1:
             low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
-        self.has_zeros = len(positive) < len(values) or not any(value > ROUND_OFF for value in values)
+        self.has_zeros = len(positive) < len(values) or not any(value > round_off for value in values)
         depth = 0.07 * (high - low)
         self.zero = 10 ** (low - depth)
         bottom = low - 2 * depth if self.has_zeros else low
@@ -42,7 +43,7 @@ class ZeroStrip:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
         (axes.set_xlim if which == "x" else axes.set_ylim)(10**bottom, 10**high)
         decades = range(math.ceil(low), math.floor(high) + 1)
-        every = max(1, len(decades) // 8)
+        every = max(1, -(-len(decades) // 10))
         shown = [(10.0**decade, f"$10^{{{decade}}}$") for decade in decades if decade % every == 0]
         minor = [
             factor * 10.0**decade
@@ -62,8 +63,8 @@ class ZeroStrip:
         axis.set_minor_formatter(NullFormatter())
 
     def place(self, values: Iterable[float]) -> np.ndarray:
-        """Coordinates of values: themselves, or the middle of the strip for those up to 1e-12."""
+        """Coordinates of values: themselves, or the middle of the strip for those that count as 0."""
         import numpy as np
 
         values = np.asarray(values, dtype=float)
-        return np.where(values > ROUND_OFF, values, self.zero)
+        return np.where(values > self.round_off, values, self.zero)

@@ -7,7 +7,10 @@ Makes: nothing; functions only.
 import json
 
 from kvstages.digests import stage_digest
-from kvstages.names import budget_text, greedy_policy, layer_name
+from kvstages.grid import PARTS, UNITS
+from kvstages.names import layer_name, policy_name, split_policy
+from kvstages.quantizer import QUANTIZED
+from kvstages.sweep_table import BF16_STEP, FLOOR
 
 
 def code(stage):
@@ -25,14 +28,36 @@ def layers(study):
     return [layer_name(layer) for layer in range(STUDIES[study]["layers"])]
 
 
+def source(study):
+    """The sensitivities that the study's policies come from."""
+    return f"measured-{STUDIES[study]['compute_dtype']}"
+
+
+def source_file(wildcards):
+    """Path of the sensitivity table that the study's policies come from."""
+    return f"results/{wildcards.study}/sensitivity/{source(wildcards.study)}.csv"
+
+
+def sweep_dtypes(study):
+    """Arithmetics that the sensitivities are measured in: the study's own; a comparison adds BF16, as published."""
+    own = STUDIES[study]["compute_dtype"]
+    return [own, "bfloat16"] if "comparison" in STUDIES[study] and own != "bfloat16" else [own]
+
+
+def allocated_policies(study):
+    """Names of the policies of every allocator and budget, in the order of the configuration."""
+    settings = STUDIES[study]
+    return [policy_name(allocator, budget) for allocator in settings["allocators"] for budget in settings["budgets"]]
+
+
 def greedy_policies(study):
-    """Names of the greedy policies, one a budget, in the order of the configuration."""
-    return [greedy_policy(budget) for budget in STUDIES[study]["budgets"]]
+    """Names of the greedy policies among them."""
+    return [policy for policy in allocated_policies(study) if split_policy(policy)[0] == "greedy"]
 
 
 def policies(study):
-    """Names of all policies: dense, uniform, greedy."""
-    return ["bf16", *STUDIES[study]["precisions"], *greedy_policies(study)]
+    """Names of all policies: dense, uniform, allocated."""
+    return ["bf16", *STUDIES[study]["precisions"], *allocated_policies(study)]
 
 
 def arms(study):
@@ -51,8 +76,8 @@ def adapted_models(study):
 
 
 def adapted_policies(study):
-    """Policies that every adapted model is evaluated with: the first budget's, and dense."""
-    return [greedy_policies(study)[0], "bf16"]
+    """Policies that every adapted model is evaluated with: the first allocator's of the first budget, and dense."""
+    return [allocated_policies(study)[0], "bf16"]
 
 
 def artifact(study, name):
@@ -83,17 +108,31 @@ def window_arguments(wildcards):
     return [part for name, (start, end) in windows.items() for part in ("--window", f"{name}={start}:{end}")]
 
 
-def precision_arguments(wildcards):
-    """The quantized precisions of a study, as arguments of `sweep`."""
-    return [part for precision in STUDIES[wildcards.study]["precisions"] for part in ("--precision", precision)]
+def trial_arguments(wildcards):
+    """What a sweep tries on every head, as arguments of `sweep`: parts, precisions, and the null interventions.
+
+    A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
+    """
+    study = STUDIES[wildcards.study]
+    parts, precisions = UNITS[study["unit"]], set(study["precisions"])
+    if "comparison" in study:
+        parts = PARTS if wildcards.dtype == study["compute_dtype"] else UNITS["head"]
+        precisions |= {"int8", "int4", *study["comparison"]["precisions"]}
+    tried = [precision for precision in QUANTIZED if precision in precisions]
+    return [
+        *(word for part in parts for word in ("--part", part)),
+        *(word for precision in [*tried, FLOOR, BF16_STEP] for word in ("--precision", precision)),
+    ]
 
 
 def allocation_arguments(wildcards):
     """How a policy comes to be, as arguments of `allocate`."""
-    budget = budget_text(wildcards.policy)
+    study = STUDIES[wildcards.study]
+    allocator, budget = split_policy(wildcards.policy)
     if budget is None:
-        return ["--allocator", "uniform", "--precision", wildcards.policy]
-    return ["--allocator", "greedy", "--budget", budget]
+        return ["--allocator", "uniform", "--precision", wildcards.policy, "--unit", study["unit"]]
+    precisions = ",".join(study["precisions"])
+    return ["--allocator", allocator, "--budget", budget, "--unit", study["unit"], "--precisions", precisions]
 
 
 def device_arguments():
@@ -102,11 +141,12 @@ def device_arguments():
 
 
 def execution_arguments(wildcards):
-    """How the decoder runs: path, arithmetic, storage of dense heads, device, threads, working memory."""
+    """How the decoder runs: path, arithmetic (a sweep's own, where it has one), device, threads, working memory."""
     study = STUDIES[wildcards.study]
+    dtype = dict(wildcards.items()).get("dtype", study["compute_dtype"])
     return [
-        *("--execution", study["execution"], "--arithmetic", study["arithmetic"]),
-        *("--dense-storage", study["dense_storage"], *device_arguments(), "--memory-mb", config["memory_mb"]),
+        *("--execution", study["execution"], "--compute-dtype", dtype),
+        *(*device_arguments(), "--memory-mb", config["memory_mb"]),
     ]
 
 
@@ -120,7 +160,7 @@ def training_arguments(wildcards):
         *("--seed", wildcards.seed, "--steps", settings["steps"], "--batch", settings["batch"]),
         *("--learning-rate", settings["learning_rate"], "--weight-decay", settings["weight_decay"]),
         *("--clip", settings["clip"], "--beta", settings["beta"]),
-        *("--arithmetic", study["arithmetic"], *device_arguments()),
+        *("--compute-dtype", study["compute_dtype"], *device_arguments()),
     ]
 
 
@@ -135,6 +175,23 @@ def study_inputs(study):
     return [*(artifact(study, name) for name in ARTIFACTS), f"resources/{study}/model.safetensors"]
 
 
+def pinned_arguments(wildcards):
+    """The pinned artifacts of a study, as arguments of `manifest`."""
+    return [part for name in ARTIFACTS for part in ("--artifact", f"{name}={artifact(wildcards.study, name)}")]
+
+
+def made_arguments(wildcards):
+    """Everything else that rules made of a study, each with its rule, as arguments of `manifest`."""
+    pinned = {artifact(wildcards.study, name) for name in ARTIFACTS}
+    files = [path for path in study_inputs(wildcards.study) + study_outputs(wildcards.study) if path not in pinned]
+    return [f"{rule_of(path)}={path}" for path in files]
+
+
+def rule_of(path):
+    """Name of the rule that makes a file."""
+    return next(rule.name for rule in workflow.rules if rule.is_producer(path))
+
+
 def study_outputs(study):
     """Every result of a study but its manifest: the outputs of all stages, not only of the last."""
     policy_files = ["policy.json", "steps.csv", "evaluation.json", "positions.csv"]
@@ -142,8 +199,8 @@ def study_outputs(study):
     files = [
         "windows.safetensors",
         "reference/validation.safetensors",
-        *(f"sweep/layer-{layer}.csv" for layer in layers(study)),
-        "sensitivity.csv",
+        *(f"sweep/{dtype}/layer-{layer}.csv" for dtype in sweep_dtypes(study) for layer in layers(study)),
+        *(f"sensitivity/measured-{dtype}.csv" for dtype in sweep_dtypes(study)),
         *(f"policies/{policy}/{name}" for policy in policies(study) for name in policy_files),
         *(f"{folder}/{name}" for folder in adapted for name in ("model.safetensors", "curve.csv")),
         *(
@@ -152,6 +209,7 @@ def study_outputs(study):
             for policy in adapted_policies(study)
             for name in ("evaluation.json", "positions.csv")
         ),
+        *comparison_files(study),
     ]
     return [*(f"results/{study}/{name}" for name in files), *figure_files(study), *table_files(study)]
 

@@ -1,16 +1,17 @@
 """Figures and tables of a study, each from the files that it shows; the CSV beside each holds the plotted numbers.
 
-Needs: results/{study}/sensitivity.csv, results/{study}/policies/{policy}/..., results/{study}/adaptation/...
+Needs: results/{study}/sensitivity/{source}.csv, results/{study}/policies/{policy}/..., results/{study}/adaptation/...
 Makes: results/{study}/figures/{figure}.svg, .png and .csv; results/{study}/tables/{table}.html and .csv.
 """
 
 
 include: "report_targets.smk"
+include: "comparison_figures.smk"
 
 
 rule draw_sensitivity:
     input:
-        sensitivity="results/{study}/sensitivity.csv",
+        sensitivity=source_file,
     output:
         svg=report(
             "results/{study}/figures/sensitivity.svg",
@@ -33,7 +34,7 @@ rule draw_sensitivity:
 
 rule draw_allocation:
     input:
-        policies=policy_files(greedy_policies, "policy.json"),
+        policies=policy_files(allocated_policies, "policy.json"),
     output:
         svg=report(
             "results/{study}/figures/allocation.svg",
@@ -189,7 +190,7 @@ rule draw_adaptation:
     log:
         "logs/draw_adaptation/{study}.log",
     params:
-        original=original_arguments,
+        original=repeated("--original", "original"),
         code=code("figure"),
     message:
         "{wildcards.study}: draw the figure adaptation"
@@ -222,10 +223,33 @@ rule make_results_table:
         "python -m kvstages table results {input.evaluations} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
+rule make_divergence_table:
+    input:
+        evaluations=policy_files(policies, "evaluation.json"),
+    output:
+        html=report(
+            "results/{study}/tables/divergence.html",
+            caption="../../report/divergence-table.rst",
+            category="{study}",
+            subcategory="Tables",
+            labels={"table": "4 Divergence in full"},
+        ),
+        csv="results/{study}/tables/divergence.csv",
+    log:
+        "logs/make_divergence_table/{study}.log",
+    params:
+        title=study_title,
+        code=code("table"),
+    message:
+        "{wildcards.study}: make the table divergence"
+    shell:
+        "python -m kvstages table divergence {input.evaluations} --title {params.title:q} --output {output.html} 2> {log}"
+
+
 rule make_sensitivity_summary_table:
     input:
         evaluations=policy_files(uniform_policies, "evaluation.json"),
-        sensitivity="results/{study}/sensitivity.csv",
+        sensitivity=sensitivity_files,
     output:
         html=report(
             "results/{study}/tables/sensitivity-summary.html",
@@ -238,13 +262,14 @@ rule make_sensitivity_summary_table:
     log:
         "logs/make_sensitivity_summary_table/{study}.log",
     params:
+        sensitivity=repeated("--sensitivity", "sensitivity"),
         published=published_arguments,
         title=study_title,
         code=code("table"),
     message:
         "{wildcards.study}: make the table sensitivity-summary"
     shell:
-        "python -m kvstages table sensitivity-summary {input.evaluations} --sensitivity {input.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
+        "python -m kvstages table sensitivity-summary {input.evaluations} {params.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_adaptation_table:
@@ -263,7 +288,7 @@ rule make_adaptation_table:
     log:
         "logs/make_adaptation_table/{study}.log",
     params:
-        original=original_arguments,
+        original=repeated("--original", "original"),
         published=published_arguments,
         title=study_title,
         code=code("table"),

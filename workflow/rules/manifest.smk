@@ -1,7 +1,7 @@
 """The record of a study: inputs, outputs, code, configuration and environment, and the results' checksums.
 
 Needs: every input and every other result of the study.
-Makes: results/{study}/manifest.json (with time stamps) and results/{study}/SHA256SUMS (without).
+Makes: results/{study}/manifest.json (with a time stamp) and results/{study}/SHA256SUMS (without).
 """
 
 
@@ -15,9 +15,11 @@ rule write_manifest:
         "logs/write_manifest/{study}.log",
     params:
         settings=manifest_settings,
+        pinned=pinned_arguments,
+        made=made_arguments,
         code=code("manifest"),
     message:
         "{wildcards.study}: record inputs, outputs, code and environment"
     shell:
-        "python -m kvstages manifest --study {wildcards.study} --settings {params.settings:q} {input:q}"
-        " --output {output.manifest} --checksums {output.checksums} 2> {log}"
+        "python -m kvstages manifest --study {wildcards.study} --settings {params.settings:q}"
+        " --output {output.manifest} --checksums {output.checksums} {params.pinned:q} {params.made:q} 2> {log}"

@@ -1,13 +1,13 @@
 """Which head gets which precision: greedily under a budget, or the same for all.
 
-Needs: results/{study}/sensitivity.csv, resources/{study}/model.safetensors (for its shape).
+Needs: results/{study}/sensitivity/{source}.csv, resources/{study}/model.safetensors (for its shape).
 Makes: results/{study}/policies/{policy}/policy.json and steps.csv.
 """
 
 
 rule allocate_policy:
     input:
-        sensitivity="results/{study}/sensitivity.csv",
+        sensitivity=source_file,
         model="resources/{study}/model.safetensors",
     output:
         policy="results/{study}/policies/{policy}/policy.json",

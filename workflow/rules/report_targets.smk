@@ -4,21 +4,25 @@ Needs: the functions of common.smk.
 Makes: nothing; functions only.
 """
 
-FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"]
+FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution", "floor"]
 ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
-TABLES = ["results", "sensitivity-summary"]
+COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint"]
+TABLES = ["results", "divergence", "sensitivity-summary"]
 ADAPTATION_TABLES = ["adaptation"]
+COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint"]
 
 
 def figure_files(study):
-    """Every figure of a study, with its plotted numbers; those of the adaptation only if the study has arms."""
+    """Every figure of a study, with its plotted numbers; of adaptation and comparison only if the study has one."""
     figures = FIGURES + (ADAPTATION_FIGURES if arms(study) else [])
+    figures += COMPARISON_FIGURES if comparison_budgets(study) else []
     return [f"results/{study}/figures/{figure}.{suffix}" for figure in figures for suffix in ("svg", "png", "csv")]
 
 
 def table_files(study):
-    """Every table of a study, for people and for programs."""
+    """Every table of a study, for people and for programs; of adaptation and comparison only if the study has one."""
     tables = TABLES + (ADAPTATION_TABLES if arms(study) else [])
+    tables += COMPARISON_TABLES if comparison_budgets(study) else []
     return [f"results/{study}/tables/{table}.{suffix}" for table in tables for suffix in ("html", "csv")]
 
 
@@ -31,7 +35,7 @@ def policy_files(chosen, filename):
 
 def uniform_policies(study):
     """The quantized uniform policies."""
-    return [policy for policy in policies(study) if policy != "bf16" and policy not in greedy_policies(study)]
+    return STUDIES[study]["precisions"]
 
 
 def adapted_files(filename, by_policy):
@@ -43,9 +47,20 @@ def adapted_files(filename, by_policy):
     ]
 
 
-def original_arguments(wildcards, input):
-    """The evaluations before adaptation, as arguments of `figure adaptation` and `table adaptation`."""
-    return [part for path in input.original for part in ("--original", path)]
+def comparison_tables(wildcards):
+    """The joint measurements at equal bytes, one a budget."""
+    budgets = comparison_budgets(wildcards.study)
+    return [f"results/{wildcards.study}/comparison/{budget}/joint.csv" for budget in budgets]
+
+
+def comparison_candidates(wildcards):
+    """The sets of policies beside them, which say where the random ones lie."""
+    return [path.replace("joint.csv", "candidates.json") for path in comparison_tables(wildcards)]
+
+
+def repeated(option, name):
+    """Params function: an option again before each file of the input ``name``."""
+    return lambda wildcards, input: [part for path in input[name] for part in (option, path)]
 
 
 def study_title(wildcards):

@@ -1,7 +1,7 @@
 """How much each single head matters: one sweep a layer, gathered into one table.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors.
-Makes: results/{study}/sweep/layer-{layer}.csv, results/{study}/sensitivity.csv.
+Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/sensitivity/measured-{dtype}.csv.
 """
 
 
@@ -10,34 +10,36 @@ rule sweep_layer:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
     output:
-        "results/{study}/sweep/layer-{layer}.csv",
+        "results/{study}/sweep/{dtype}/layer-{layer}.csv",
     log:
-        "logs/sweep_layer/{study}/layer-{layer}.log",
+        "logs/sweep_layer/{study}/{dtype}/layer-{layer}.log",
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         layer=lambda wildcards: int(wildcards.layer),
-        precisions=precision_arguments,
+        trials=trial_arguments,
         execution=execution_arguments,
         code=code("sweep"),
     message:
-        "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time"
+        "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
     shell:
         "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " {params.precisions} {params.execution} --output {output} 2> {log}"
+        " {params.trials} {params.execution} --output {output} 2> {log}"
 
 
 rule gather_sensitivity:
     input:
-        lambda wildcards: [f"results/{wildcards.study}/sweep/layer-{layer}.csv" for layer in layers(wildcards.study)],
+        lambda wildcards: [
+            f"results/{wildcards.study}/sweep/{wildcards.dtype}/layer-{layer}.csv" for layer in layers(wildcards.study)
+        ],
     output:
-        "results/{study}/sensitivity.csv",
+        "results/{study}/sensitivity/measured-{dtype}.csv",
     log:
-        "logs/gather_sensitivity/{study}.log",
+        "logs/gather_sensitivity/{study}/{dtype}.log",
     params:
         code=code("sensitivity"),
     message:
         "{wildcards.study}: gather the sensitivities"
     shell:
-        "python -m kvstages sensitivity {input} --output {output} 2> {log}"
+        "python -m kvstages sensitivity {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"

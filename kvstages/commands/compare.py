@@ -1,0 +1,34 @@
+"""``kvstages compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("compare")
+@click.argument("first", metavar="results/A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="results/B", type=click.Path(path_type=Path))
+def command(first: Path, second: Path) -> None:
+    """Compare the results of two runs of a study.
+
+    Two runs of the same code on one machine with one thread count give the same bytes. Another machine, thread count
+    or device (a CPU and a GPU) may differ in the last digits. Writes a line for each file: `identical` (the same
+    bytes), `within` (every number within the tolerance of its kind, with the part of it that the worst one takes up)
+    or `outside` (a number beyond it, or anything else that is not equal: policies, tokens, texts, files that are
+    missing). Exit status 1 if anything is outside. kvstages/compare.py holds the tolerances.
+
+    Example: kvstages compare results/embedded ../on-a-gpu/results/embedded
+    """
+    from kvstages.compare import compare
+
+    comparison = compare(first, second)
+    for name in comparison.identical:
+        click.echo(f"identical  {name}")
+    for name, (part, where) in comparison.within.items():
+        click.echo(f"within     {name}" + (f" ({part:.0%} of the tolerance at {where})" if where else ""))
+    for line in comparison.outside:
+        click.echo(f"outside    {line}")
+    if comparison.outside:
+        click.get_current_context().exit(1)

@@ -1,0 +1,37 @@
+"""``kvstages refine``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvstages.commands import options
+
+
+@click.command("refine")
+@click.option("--base", type=options.INPUT, required=True, help="The policy around which --moves was measured.")
+@click.option("--moves", type=options.INPUT, required=True, help="Sensitivity table of sweeps with --base.")
+@click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table that the base came from.")
+@options.model
+@click.option("--policy", "name", default="refined", show_default=True, help="Name of the new policy.")
+@click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write a set of this one policy to.")
+def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, output: Path) -> None:
+    """Reallocate at the bytes of a policy, by what each move adds around it.
+
+    The new policy has the least sum of added KL that its base's bytes allow. That sum is a proxy, as the first one was;
+    the stage measure says whether the second step helps.
+
+    Example: kvstages refine --base exact/policy.json --moves refined.csv --sensitivity measured-float32.csv
+    --model model.safetensors --output refined.json
+    """
+    from kvstages.files import write_json
+    from kvstages.model_config import read_config
+    from kvstages.policies import read_policy
+    from kvstages.refinement import read_moves, refined_policy
+    from kvstages.scores import read_scores
+
+    config = read_config(model)
+    record = read_policy(base, config)
+    table = read_scores(sensitivity, config, record["tokens"], record["unit"], record["ladder"][1:])
+    write_json(output, {"policies": [refined_policy(name, record, read_moves(moves, table), table)]})

@@ -1,0 +1,126 @@
+"""Recipes at equal bytes: a panel for each budget, the joint KL of every recipe over that of random policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstages.equal_bytes import equal_bytes
+from kvstages.figures.shades import RANDOM_POLICIES
+from kvstages.joint_table import PUBLISHED, RANDOM, read_comparison
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ENDS = ["", "_low", "_high"]
+COLUMNS = [
+    "budget", "bytes", "recipe", "policy", *(f"mean_kl{end}" for end in ENDS), *(f"kl_reduction{end}" for end in ENDS)
+]  # fmt: skip
+INK = "#1b1b1b"
+
+
+def numbers(comparisons: Sequence[Path]) -> pd.DataFrame:
+    """Joint KL (nats), interval and reduction of each recipe but random, then the joint KL of each random policy.
+
+    Rows by budget in the order given, the least KL first.
+    """
+    import pandas as pd
+
+    recipes = equal_bytes(comparisons)
+    parts = []
+    for path in comparisons:
+        budget, joint = read_comparison(path)
+        policies = joint.policies.assign(mean_kl=joint.metrics["mean_kl"].mean(axis=1), budget=budget)
+        named = recipes[(recipes["budget"] == budget) & (recipes["recipe"] != RANDOM)]
+        names = policies.drop_duplicates("recipe").set_index("recipe")["policy"]
+        parts += [
+            named.assign(policy=named["recipe"].map(names)),
+            policies[policies["recipe"] == RANDOM].sort_values("mean_kl", kind="stable"),
+        ]
+    return pd.concat(parts, ignore_index=True).reindex(columns=COLUMNS)
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Recipes as marks with 95 % intervals, the best on top; below them every random policy.
+
+    A full mark is told apart from the published recipe: the interval of their paired difference leaves out 0.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    budgets = list(dict.fromkeys(table["budget"]))
+    columns = min(2, len(budgets))
+    rows = -(-len(budgets) // columns)
+    tallest = max(part["recipe"].nunique() for _, part in table.groupby("budget"))
+    figure = Figure(figsize=(max(5.6, 5.0 * columns), rows * (0.9 + 0.23 * tallest) + 0.8), layout="constrained")
+    figure.suptitle("Recipes at equal bytes: joint held-out KL", x=0.01, ha="left")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for budget, axes in zip(budgets, panels, strict=False):
+        _panel(axes, table[table["budget"] == budget], budget)
+    for axes in panels:
+        axes.set_visible(False)
+    mark = {"linestyle": "", "marker": "o", "color": INK, "markersize": 5}
+    handles = [
+        Line2D([], [], **{**mark, "marker": "s"}, label="published recipe"),
+        Line2D([], [], **mark, label="differs from it"),
+        Line2D([], [], **mark, markerfacecolor="white", label="not told apart from it"),
+    ]
+    if (table["recipe"] == RANDOM).any():
+        handles.append(
+            Patch(facecolor=RANDOM_POLICIES, alpha=0.25, label="random policies: middle 90 %, line at the median")
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, columnspacing=1.4)
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
+    import numpy as np
+
+    named, random = table[table["recipe"] != RANDOM], table[table["recipe"] == RANDOM]
+    rows = list(named.itertuples())
+    labels = [row.recipe for row in rows]
+    if len(random):
+        low, middle, high = np.quantile(random["mean_kl"], [0.05, 0.5, 0.95])
+        axes.axvspan(low, high, color=RANDOM_POLICIES, alpha=0.25, lw=0, zorder=0)
+        axes.axvline(middle, color=RANDOM_POLICIES, lw=1.2, zorder=1)
+        # Side by side in the order of their values: each can be seen, none has to be thrown at random.
+        offsets = 0.28 * (np.arange(len(random)) * 0.618 % 1 * 2 - 1)
+        axes.plot(random["mean_kl"], len(rows) + offsets, "o", color=RANDOM_POLICIES, markersize=2.2, alpha=0.8, mew=0)
+        labels.append(f"random ({len(random)})")
+    for place, row in enumerate(rows):
+        published = row.recipe == PUBLISHED
+        full = published or row.kl_reduction_low > 0 or row.kl_reduction_high < 0
+        axes.plot([row.mean_kl_low, row.mean_kl_high], [place, place], color=INK, lw=1.1, zorder=2)
+        axes.plot(
+            row.mean_kl, place, "s" if published else "o", color=INK, markerfacecolor=INK if full else "white",
+            markersize=5, zorder=3,
+        )  # fmt: skip
+        if published:
+            axes.axvline(row.mean_kl, color=INK, lw=0.8, linestyle=(0, (1, 2)), zorder=1)
+        elif row.kl_reduction == row.kl_reduction:
+            change = round(-100 * row.kl_reduction)
+            said = f"{change:+d} %".replace("-", "−") if change else "0 %"
+            axes.text(1.01, place, said, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+    axes.set_xscale("log")
+    _ticks(axes, table[["mean_kl", "mean_kl_low", "mean_kl_high"]].stack())
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    base = next(row for row in rows if row.recipe == PUBLISHED)
+    axes.set_title(f"budget {budget}: {base.bytes / 1024:,.0f} KiB")
+    axes.set_xlabel("mean KL, 95 % interval (nats); right: change against published")
+
+
+def _ticks(axes: Axes, values: pd.Series) -> None:
+    """Plain numbers at 1, 2 and 5 of each decade where the values span few: such an axis has to be read, too."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if values.max() < 30 * values.min():
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,44 @@
+"""Every policy of the frontier: bytes, joint KL and agreement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstages.html_page import Column, Section, count, decimal, divergence, factor, page, percent
+from kvstages.joint_table import read_joint, with_figures
+from kvstages.tables.common import PROXY_NOTE, joint_notes, page_title
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COPIED = ["recipe", "policy", "allocator", "sensitivity", "unit", "precisions", "bytes", "compression", "proxy"]
+MEASURED = [f"{name}{end}" for name in ("mean_kl", "agreement") for end in ("", "_low", "_high")]
+
+
+def frontier_table(frontier: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
+    """One row a policy of a joint.csv: families in the order of the file, each by falling bytes."""
+    joint = read_joint(frontier)
+    table = with_figures(joint)
+    families = list(dict.fromkeys(table["recipe"]))
+    table = table.sort_values(
+        ["recipe", "bytes"], key=lambda values: values.map(families.index) if values.name == "recipe" else -values
+    )[[*COPIED, *MEASURED, "cross_entropy"]].reset_index(drop=True)
+    columns = [
+        Column("bytes", "bytes", count),
+        Column("compression", "compression", factor),
+        Column("proxy (nats)", "proxy", divergence),
+        Column("joint KL (nats)", "mean_kl", divergence, interval=True),
+        Column("agreement", "agreement", percent, interval=True),
+        Column("cross entropy (nats)", "cross_entropy", decimal(4)),
+    ]
+    sections = []
+    for recipe in families:
+        own = table[table["recipe"] == recipe]
+        first = own.iloc[0]
+        about = f"{first['allocator']}, scores {first['sensitivity']}, unit {first['unit']}, {first['precisions']}"
+        several = own["precisions"].nunique() > 1
+        names = [Column("policy", "policy", str)] if several else []
+        sections.append(Section(recipe if several else f"{recipe}: {about}", [*names, *columns], own))
+    notes = [*joint_notes(joint.policies, joint.metrics["mean_kl"].shape[1]), PROXY_NOTE]
+    return table, page(page_title(study, "frontier"), sections, notes)

@@ -1,0 +1,201 @@
+"""At equal bytes: allocators, scores, units and precisions against the published recipe, and against random policies.
+
+The published recipe (greedy on scores in BF16 arithmetic) sets the bytes of each budget; every other recipe gets those.
+The exact allocator's policy of them is measured around and refined. All policies of a budget, and all of the frontier,
+are measured in one job each, against the reference of the study.
+
+Needs: results/{study}/sensitivity/..., resources/{study}/model.safetensors, results/{study}/windows.safetensors,
+results/{study}/reference/validation.safetensors.
+Makes: results/{study}/comparison/{budget}/{published,exact}/policy.json and steps.csv, moves/layer-{layer}.csv, moves.csv,
+refined.json, candidates.json and joint.csv; results/{study}/frontier/candidates.json and joint.csv.
+"""
+
+
+rule allocate_published_recipe:
+    input:
+        sensitivity="results/{study}/sensitivity/measured-bfloat16.csv",
+        model="resources/{study}/model.safetensors",
+    output:
+        policy="results/{study}/comparison/{budget}/published/policy.json",
+        steps="results/{study}/comparison/{budget}/published/steps.csv",
+    log:
+        "logs/allocate_published_recipe/{study}/{budget}.log",
+    params:
+        tokens=lambda wildcards: study_config(wildcards.study)["block"],
+        code=code("allocate"),
+    message:
+        "{wildcards.study}: the published recipe's policy of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
+        " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
+        " --output {output.policy} --steps {output.steps} 2> {log}"
+
+
+rule allocate_base:
+    input:
+        sensitivity=source_file,
+        model="resources/{study}/model.safetensors",
+        limit="results/{study}/comparison/{budget}/published/policy.json",
+    output:
+        policy="results/{study}/comparison/{budget}/exact/policy.json",
+        steps="results/{study}/comparison/{budget}/exact/steps.csv",
+    log:
+        "logs/allocate_base/{study}/{budget}.log",
+    params:
+        tokens=lambda wildcards: study_config(wildcards.study)["block"],
+        code=code("allocate"),
+    message:
+        "{wildcards.study}: the exact policy at the published recipe's bytes of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
+        " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
+        " --output {output.policy} --steps {output.steps} 2> {log}"
+
+
+rule sweep_around_policy:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        base="results/{study}/comparison/{budget}/exact/policy.json",
+    output:
+        "results/{study}/comparison/{budget}/moves/layer-{layer}.csv",
+    log:
+        "logs/sweep_around_policy/{study}/{budget}/layer-{layer}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        layer=lambda wildcards: int(wildcards.layer),
+        execution=execution_arguments,
+        code=code("sweep"),
+    message:
+        "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
+        " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
+        " --output {output} 2> {log}"
+
+
+rule gather_moves:
+    input:
+        lambda wildcards: [
+            f"results/{wildcards.study}/comparison/{wildcards.budget}/moves/layer-{layer}.csv"
+            for layer in layers(wildcards.study)
+        ],
+    output:
+        "results/{study}/comparison/{budget}/moves.csv",
+    log:
+        "logs/gather_moves/{study}/{budget}.log",
+    params:
+        code=code("sensitivity"),
+    message:
+        "{wildcards.study}: gather the moves around the policy of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages sensitivity {input} --source around-{wildcards.budget} --output {output} 2> {log}"
+
+
+rule refine_policy:
+    input:
+        base="results/{study}/comparison/{budget}/exact/policy.json",
+        moves="results/{study}/comparison/{budget}/moves.csv",
+        sensitivity=source_file,
+        model="resources/{study}/model.safetensors",
+    output:
+        "results/{study}/comparison/{budget}/refined.json",
+    log:
+        "logs/refine_policy/{study}/{budget}.log",
+    params:
+        code=code("refine"),
+    message:
+        "{wildcards.study}: reallocate around the policy of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
+        " --model {input.model} --output {output} 2> {log}"
+
+
+rule make_candidates:
+    input:
+        sensitivities=sensitivity_files,
+        model="resources/{study}/model.safetensors",
+    output:
+        "results/{study}/comparison/{budget}/candidates.json",
+    log:
+        "logs/make_candidates/{study}/{budget}.log",
+    params:
+        sensitivities=sensitivity_arguments,
+        recipes=equal_bytes_arguments,
+        tokens=lambda wildcards: study_config(wildcards.study)["block"],
+        code=code("candidates"),
+    message:
+        "{wildcards.study}: policies at the bytes of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages candidates {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        " {params.recipes} --budget {wildcards.budget} --output {output} 2> {log}"
+
+
+rule make_frontier:
+    input:
+        sensitivities=sensitivity_files,
+        model="resources/{study}/model.safetensors",
+    output:
+        "results/{study}/frontier/candidates.json",
+    log:
+        "logs/make_frontier/{study}.log",
+    params:
+        sensitivities=sensitivity_arguments,
+        recipes=frontier_arguments,
+        tokens=lambda wildcards: study_config(wildcards.study)["block"],
+        code=code("candidates"),
+    message:
+        "{wildcards.study}: policies along the frontier"
+    shell:
+        "python -m kvstages candidates {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        " {params.recipes} --output {output} 2> {log}"
+
+
+rule measure_candidates:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/validation.safetensors",
+        policies="results/{study}/comparison/{budget}/candidates.json",
+        refined="results/{study}/comparison/{budget}/refined.json",
+    output:
+        "results/{study}/comparison/{budget}/joint.csv",
+    log:
+        "logs/measure_candidates/{study}/{budget}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        execution=execution_arguments,
+        code=code("measure"),
+    message:
+        "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
+    shell:
+        "python -m kvstages measure --model {input.model} --windows {input.windows} --window validation"
+        " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
+        " {params.execution} --output {output} 2> {log}"
+
+
+rule measure_frontier:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/validation.safetensors",
+        policies="results/{study}/frontier/candidates.json",
+    output:
+        "results/{study}/frontier/joint.csv",
+    log:
+        "logs/measure_frontier/{study}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        execution=execution_arguments,
+        code=code("measure"),
+    message:
+        "{wildcards.study}: measure the policies along the frontier"
+    shell:
+        "python -m kvstages measure --model {input.model} --windows {input.windows} --window validation"
+        " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"

@@ -1,0 +1,81 @@
+"""Which recipes a comparison holds against each other, as arguments of `candidates`.
+
+A recipe is NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS (see `kvstages candidates --help`).
+
+Needs: the functions of common.smk.
+Makes: nothing; functions only.
+"""
+
+PUBLISHED = "measured-bfloat16"
+
+
+def comparison_budgets(study):
+    """Budgets of the published recipe whose bytes are compared at; none where the study compares nothing."""
+    return STUDIES[study].get("comparison", {}).get("budgets", [])
+
+
+def sensitivity_sources(study):
+    """Sources of all scores that a comparison holds against each other."""
+    return [f"measured-{dtype}" for dtype in sweep_dtypes(study)]
+
+
+def sensitivity_files(wildcards):
+    """The sensitivity tables of all sources."""
+    return [f"results/{wildcards.study}/sensitivity/{name}.csv" for name in sensitivity_sources(wildcards.study)]
+
+
+def sensitivity_arguments(wildcards, input):
+    """The sensitivity tables, as arguments of `candidates`."""
+    return [word for path in input.sensitivities for word in ("--sensitivity", path)]
+
+
+def extensions(study):
+    """What the exact allocator gains beyond heads in INT8 and INT4: keys and values apart, more precisions, both."""
+    own, more = source(study), ",".join(STUDIES[study]["comparison"]["precisions"])
+    recipes = [f"exact-split=exact:{own}:tensor:int8,int4"]
+    if more != "int8,int4":
+        recipes += [f"exact-low=exact:{own}:head:{more}", f"exact-split-low=exact:{own}:tensor:{more}"]
+    return recipes
+
+
+def recipe_arguments(recipes):
+    """Recipes as arguments of `candidates`."""
+    return [word for recipe in recipes for word in ("--recipe", recipe)]
+
+
+def equal_bytes_arguments(wildcards):
+    """The published recipe, which sets the bytes; every allocator on the study's own scores; random ones."""
+    settings, own = STUDIES[wildcards.study]["comparison"], source(wildcards.study)
+    recipes = [
+        f"published=greedy:{PUBLISHED}:head:int8,int4",
+        f"exact-bf16=exact:{PUBLISHED}:head:int8,int4",
+        *(f"{name}={name}:{own}:head:int8,int4" for name in ("greedy", "exact", "layer", "depth", "reconstruction")),
+        *extensions(wildcards.study),
+        f"random=random:{own}:head:int8,int4",
+    ]
+    return [*recipe_arguments(recipes), "--random", settings["random"], "--draws", settings["draws"]]
+
+
+def frontier_arguments(wildcards):
+    """The published recipe and the exact allocator, by bytes, with what extends it."""
+    recipes = [
+        f"published=greedy:{PUBLISHED}:head:int8,int4",
+        f"exact=exact:{source(wildcards.study)}:head:int8,int4",
+        *extensions(wildcards.study),
+    ]
+    return [*recipe_arguments(recipes), "--points", STUDIES[wildcards.study]["comparison"]["frontier"]]
+
+
+def comparison_files(study):
+    """Every result of the comparison, by its path in the study's folder; none where the study compares nothing."""
+    if "comparison" not in STUDIES[study]:
+        return []
+    names = [
+        *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
+        *(f"moves/layer-{layer}.csv" for layer in layers(study)),
+        *("moves.csv", "refined.json", "candidates.json", "joint.csv"),
+    ]
+    return [
+        *(f"comparison/{budget}/{name}" for budget in comparison_budgets(study) for name in names),
+        *("frontier/candidates.json", "frontier/joint.csv"),
+    ]
