@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvstages.files import write_json
+from kvstages.files import write_json, write_table
 from kvstages.sensitivity import SENSITIVITY_COLUMNS
 
 # How much a score and a relative reconstruction error grow from INT8.
@@ -49,3 +49,84 @@ def split_policy_file(path: Path) -> Path:
     grid = {"keys": [["bf16", "int8"], ["int4", "int2"]], "values": [["bf16", "int3"], ["int2", "int2"]]}
     write_json(path, {"policy": "exact-9000B", "precisions": grid})
     return path
+
+
+RECIPES = {
+    # recipe: allocator, source of scores, unit, precisions, joint KL against that of published
+    "published": ("greedy", "measured-bfloat16", "head", "int8 int4", 1.0),
+    "greedy": ("greedy", "measured-float32", "head", "int8 int4", 0.8),
+    "exact": ("exact", "measured-float32", "head", "int8 int4", 0.75),
+    "exact-split-low": ("exact", "measured-float32", "tensor", "int8 int4 int3 int2", 0.6),
+    "depth": ("depth", "measured-float32", "head", "int8 int4", 1.6),
+}
+JOINT_SETTING = {"window": "validation", "execution": "parallel", "compute_dtype": "float32"}
+BF16_BYTES = 393_216
+
+
+def policy_rows(
+    policy: str,
+    kl: Sequence[float],
+    recipe: str = "",
+    allocator: str = "exact",
+    source: str = "measured-float32",
+    unit: str = "head",
+    precisions: str = "int8 int4",
+    size: int = 200_000,
+    proxy: float = 1e-3,
+    agreement: Sequence[float] | float = 0.9,
+) -> pd.DataFrame:
+    """Rows of a joint.csv: one policy, with a KL for each block."""
+    return pd.DataFrame({
+        "policy": policy, "recipe": recipe or policy, "allocator": allocator, "sensitivity": source, "unit": unit,
+        "precisions": precisions, "bytes": size, "bf16_bytes": BF16_BYTES, "proxy": proxy, "block": range(len(kl)),
+        "mean_kl": kl, "agreement": agreement, "cross_entropy": 3.5, **JOINT_SETTING,
+    })  # fmt: skip
+
+
+def write_set(folder: Path, policies: Sequence[pd.DataFrame], below: dict[str, float] | None = None) -> Path:
+    """joint.csv of some policies, and the candidates.json beside it; returns the former."""
+    write_table(folder / "joint.csv", pd.concat(policies))
+    write_json(folder / "candidates.json", {"draws": [{"policies": _shares(below or {})}]})
+    return folder / "joint.csv"
+
+
+def _shares(below: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {policy: {"proxy": 1e-3, "share_below": share} for policy, share in below.items()}
+
+
+def write_comparison(folder: Path, budgets: Sequence[str] = ("0.01", "0.04"), blocks: int = 8, seed: int = 0) -> Path:
+    """comparison/BUDGET/ and frontier/ of a study, with made-up KL; returns ``folder``."""
+    random = np.random.default_rng(seed)
+    shape = random.lognormal(0, 0.5, blocks)
+
+    def kl(level: float) -> np.ndarray:
+        return level * shape * random.lognormal(0, 0.05, blocks)
+
+    for budget in budgets:
+        policies = [
+            policy_rows(recipe, kl(float(budget) * factor), recipe, allocator, source, unit, precisions,
+                        int(BF16_BYTES * 0.01 / float(budget)) // 2, float(budget) * factor)
+            for recipe, (allocator, source, unit, precisions, factor) in RECIPES.items()
+        ]  # fmt: skip
+        for number in range(1, 13):
+            factor = random.lognormal(1, 0.5)
+            policies.append(
+                policy_rows(f"random-{number:04d}", kl(float(budget) * factor), "random", "random",
+                            size=int(BF16_BYTES * 0.01 / float(budget)) // 2 - 64, proxy=float(budget) * factor)
+            )  # fmt: skip
+        write_set(folder / "comparison" / budget, policies, {"greedy": 0.0002, "exact": 0.0, "depth": 0.125})
+    uniform = [("bf16", 0.0, 1.0), ("int8", 1e-4, 0.55), ("int4", 3e-2, 0.3), ("int2", 2.0, 0.18)]
+    policies = [
+        policy_rows(name, kl(level), "uniform", "uniform", "measured-float32", size=int(BF16_BYTES * part), proxy=level)
+        for name, level, part in uniform
+    ]
+    for recipe in ("published", "exact", "exact-split-low"):
+        allocator, source, unit, precisions, factor = RECIPES[recipe]
+        for part in np.linspace(1.0, 0.3, 6):
+            level = 0.0 if part == 1 else factor * 3e-2 * 10 ** (-8 * (part - 0.3))
+            size = int(BF16_BYTES * part)
+            policies.append(
+                policy_rows(f"{recipe}-{size}B", kl(level), recipe, allocator, source, unit, precisions, size, level)
+            )
+    write_set(folder / "frontier", policies)
+    return folder

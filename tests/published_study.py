@@ -1,7 +1,7 @@
 """A study's result files, made of the published figures in the project's formats; what was not published is made up.
 
 Made up, with a fixed seed where random: the floors, positions.csv, intervals and errors, KL in reverse, Δp, the
-percentiles that were not published, the control arm, and the curves of the later seeds.
+percentiles that were not published, the control arm, the curves of the later seeds, and the comparison.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from made_up import write_comparison
 
 from kvstages.files import write_json, write_table
 from kvstages.names import split_policy
@@ -33,7 +34,10 @@ BYTES_PER_HEAD = {"bf16": 64 * 256, "int8": 64 * 132, "int4": 64 * 68}
 
 
 def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[str, ...] | None = None) -> Path:
-    """Write sensitivity/, policies/ and adaptation/ of the first layers and heads; returns ``folder``."""
+    """Write sensitivity/, policies/ and adaptation/ of the first layers and heads, and comparison/ and frontier/.
+
+    Returns ``folder``.
+    """
     scores = {
         precision: np.array(grid)[:layers, :heads] for precision, grid in published_sensitivities(PUBLISHED).items()
     }
@@ -63,7 +67,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
             for policy, metrics in adapted["policies"].items():
                 metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
-    return folder
+    return write_comparison(folder)
 
 
 def figure_arguments(name: str, study: Path) -> list[str]:
@@ -72,6 +76,8 @@ def figure_arguments(name: str, study: Path) -> list[str]:
     greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
     originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
+        **comparison_arguments(study),
+        "floor": [str(study / SENSITIVITY)],
         "sensitivity": ["--sensitivity", str(study / SENSITIVITY)],
         "allocation": greedy,
         "greedy-path": greedy,
@@ -86,10 +92,18 @@ def figure_arguments(name: str, study: Path) -> list[str]:
     }[name]
 
 
+def comparison_arguments(study: Path) -> dict[str, list[str]]:
+    """Inputs of the figures, and of the tables, of a comparison."""
+    comparisons = sorted(map(str, study.glob("comparison/*/joint.csv")))
+    frontier = str(study / "frontier" / "joint.csv")
+    return {"equal-bytes": comparisons, "frontier": [frontier], "proxy-joint": [*comparisons, frontier]}
+
+
 def table_arguments(name: str, study: Path) -> list[str]:
     """Inputs of a table, as the workflow gives them."""
     originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
+        **comparison_arguments(study),
         "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
         "divergence": sorted(map(str, study.glob("policies/*/evaluation.json"))),
         "adaptation": [

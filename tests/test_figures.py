@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from made_up import sensitivity_table, split_policy_file
+from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
 from kvstages.cli import main
@@ -16,9 +16,13 @@ from kvstages.figures import (
     adaptation,
     adaptation_curves,
     allocation,
+    equal_bytes,
+    floor,
+    frontier,
     greedy_path,
     kl_by_position,
     kl_distribution,
+    proxy_joint,
     sensitivity,
     storage_kl,
 )
@@ -37,6 +41,10 @@ DRAW = {
     "kl-distribution": kl_distribution.draw,
     "adaptation-curves": adaptation_curves.draw,
     "adaptation": adaptation.draw,
+    "floor": floor.draw,
+    "equal-bytes": equal_bytes.draw,
+    "frontier": frontier.draw,
+    "proxy-joint": proxy_joint.draw,
 }
 
 
@@ -205,6 +213,103 @@ def test_adaptation_numbers(study, drawn):
     curve = pd.read_csv(study / "adaptation/control/seed-1337/curve.csv")
     own = curves[(curves["arm"] == "control") & (curves["seed"] == 1337)]
     assert own["kl"].tolist() == curve["kl"].tolist()
+
+
+def test_floor_numbers(tmp_path):
+    table = sensitivity_table(layers=2, heads=3, parts=("kv", "k"), precisions=("int8", "int2"))
+    write_table(tmp_path / "s.csv", table)
+    write_table(tmp_path / "none.csv", sensitivity_table("measured-bfloat16", 2, 3, floor=None))
+    drawn = floor.numbers([tmp_path / "s.csv", tmp_path / "none.csv"])
+    assert drawn[["source", "part", "level"]].drop_duplicates().to_numpy().tolist() == [
+        *(["measured-float32", p, level] for p in ("kv", "k") for level in ("int8", "int2", "floor", "bf16-step")),
+        *(["measured-bfloat16", "kv", level] for level in ("int8", "int4")),
+    ]  # fmt: skip
+    own = table[(table["part"] == "k") & (table["layer"] == 1) & (table["precision"] == "int2")]["mean_kl"]
+    row = drawn[(drawn["part"] == "k") & (drawn["layer"] == 1) & (drawn["level"] == "int2")].iloc[0]
+    assert row[["median_kl", "lowest_kl", "highest_kl", "heads"]].tolist() == [own.median(), own.min(), own.max(), 3]
+
+
+def test_floor_draws_a_panel_for_each_source_and_part_on_one_scale(tmp_path):
+    write_table(tmp_path / "s.csv", sensitivity_table(layers=3, heads=2, parts=("k", "v"), floor=1e-13))
+    write_table(tmp_path / "t.csv", sensitivity_table("measured-bfloat16", 3, 2, ("k", "v"), floor=1e-5))
+    with style():
+        figure = floor.draw(floor.numbers([tmp_path / "s.csv", tmp_path / "t.csv"]))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [f"measured-{dtype}, {side}" for side in ("keys", "values") for dtype in ("float32", "bfloat16")]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(lines) == {"INT8", "INT4", "floor: neighbouring values", "one BF16 step"}
+    # Below what other figures round off to 0, and still drawn where it is.
+    assert 1e-14 < min(lines["floor: neighbouring values"].get_ydata()) < 1e-12
+
+
+def test_equal_bytes_numbers(study, drawn):
+    _, table = drawn["equal-bytes"]
+    own = table[table["budget"] == 0.01]
+    named, random = own[own["recipe"] != "random"], own[own["recipe"] == "random"]
+    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "depth"]
+    assert named["policy"].tolist() == named["recipe"].tolist()
+    assert random["policy"].nunique() == 12 and random["mean_kl"].is_monotonic_increasing
+    rows = pd.read_csv(study / "comparison/0.01/joint.csv")
+    for row in own.itertuples():
+        assert row.mean_kl == pytest.approx(rows[rows["policy"] == row.policy]["mean_kl"].mean())
+
+
+def test_equal_bytes_fills_the_marks_that_differ_from_the_published_recipe(tmp_path):
+    base = np.array([1.0, 2.0, 4.0])
+    policies = [
+        policy_rows("published", base),
+        policy_rows("less", base / 2),
+        policy_rows("same", base * [1.4, 1, 0.8]),
+    ]
+    path = write_set(tmp_path / "0.5", policies)
+    with style():
+        (axes,) = equal_bytes.draw(equal_bytes.numbers([path])).axes
+    marks = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() in ("o", "s")}
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["less", "same", "published"]
+    assert [marks[place].get_markerfacecolor() for place in range(3)] == ["#1b1b1b", "white", "#1b1b1b"]
+    assert [marks[place].get_marker() for place in range(3)] == ["o", "o", "s"]
+    assert [text.get_text() for text in axes.texts] == ["−50 %", "−6 %"]
+    assert axes.get_title(loc="left") == "budget 0.5: 195 KiB"
+
+
+def test_equal_bytes_draws_every_random_policy(drawn):
+    _, table = drawn["equal-bytes"]
+    with style():
+        axes = equal_bytes.draw(table).axes[0]
+    dots = max(axes.lines, key=lambda line: len(line.get_xdata()))
+    random = table[(table["recipe"] == "random") & (table["budget"] == 0.01)]
+    assert dots.get_xdata().tolist() == random["mean_kl"].tolist()
+    assert axes.get_yticklabels()[-1].get_text() == "random (12)"
+
+
+def test_frontier_draws_families_as_lines_and_uniform_policies_by_name(drawn):
+    _, table = drawn["frontier"]
+    assert table["recipe"].drop_duplicates().tolist() == ["uniform", "published", "exact", "exact-split-low"]
+    for _, own in table.groupby("recipe"):
+        assert own["total_bytes"].is_monotonic_decreasing
+    with style():
+        axes = frontier.draw(table).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    exact = table[table["recipe"] == "exact"]
+    assert lines["exact"].get_xdata().tolist() == (exact["total_bytes"] / 1024).tolist()
+    assert lines["exact"].get_ydata()[1:].tolist() == exact["mean_kl"][1:].tolist()
+    assert lines["uniform"].get_linestyle() == "None" and len(lines["uniform"].get_xdata()) == 4
+    assert {text.get_text() for text in axes.texts} == {"BF16", "INT8", "INT4", "INT2"}
+
+
+def test_proxy_joint_numbers(study, drawn):
+    _, table = drawn["proxy-joint"]
+    assert table["sensitivity"].drop_duplicates().tolist() == ["measured-float32", "measured-bfloat16"]
+    assert (table["ratio"] == table["mean_kl"] / table["proxy"]).all()
+    assert set(table["set"]) == {"0.01", "0.04", "frontier"}
+    with style():
+        axes = proxy_joint.draw(table).axes
+    exact = next(line for line in axes[0].lines if line.get_label() == "exact")
+    own = table[(table["allocator"] == "exact") & (table["sensitivity"] == "measured-float32")]
+    assert exact.get_xdata().tolist() == own["proxy"].tolist() and exact.get_ydata().tolist() == own["mean_kl"].tolist()
+    below = next(line for line in axes[2].lines if line.get_label() == "exact")
+    assert below.get_ydata().tolist() == own["ratio"].tolist()
 
 
 def test_arms_are_centred_on_their_ticks_whatever_their_number_of_seeds(drawn):

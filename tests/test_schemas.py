@@ -13,12 +13,14 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
-from published_study import PUBLISHED, figure_arguments, table_arguments, write_study
+from made_up import sensitivity_table
+from published_study import PUBLISHED, SENSITIVITY, figure_arguments, table_arguments, write_study
 
 from kvstages.cli import main
 from kvstages.configuration import check_shared, check_study, load_study
 from kvstages.files import sha256, write_table
 from kvstages.manifest import KEYS, manifest
+from kvstages.quantizer import QUANTIZED
 
 REPOSITORY = Path(__file__).parents[1]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
@@ -158,6 +160,15 @@ def test_tables_are_what_their_schema_says(name: str, results: Path, tmp_path: P
     if "published" in [option.name for option in main.get_command(None, "table").commands[name].params]:
         run(*words, "--published", PUBLISHED)
         assert check_table(tmp_path / "table.csv", SCHEMAS[f"table-{name}"])
+
+
+def test_made_up_tables_are_what_the_schemas_say(results: Path, tmp_path: Path) -> None:
+    # So that what the tests of figures and tables read is what the stages write.
+    for path in [*results.glob("comparison/*/joint.csv"), results / "frontier" / "joint.csv"]:
+        assert not check_table(path, SCHEMAS["joint"])
+    write_table(tmp_path / "s.csv", sensitivity_table(parts=("kv", "k", "v"), precisions=QUANTIZED, floor=None))
+    for path in (results / SENSITIVITY, tmp_path / "s.csv"):
+        assert not check_table(path, SCHEMAS["sensitivity"])
 
 
 def test_the_table_of_divergence_explains_its_columns_as_the_evaluation_does() -> None:

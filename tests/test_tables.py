@@ -172,6 +172,56 @@ def test_sensitivity_summary_of_two_sources_and_of_parts(study, tmp_path):
     assert "measured-float32: parallel execution, computed in float32, 8 blocks" in page
 
 
+COMPARISON = ["equal-bytes", "frontier", "proxy-joint"]
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, study, tmp_path):
+    _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches")
+    for note in (
+        "<h1>Speeches: ", PROXY, NOT_FASTER, "the scales of one cache of one block at batch 1",
+        "Measured jointly with parallel execution, computed in float32, teacher-forced; 8 blocks of the window valid",
+    ):  # fmt: skip
+        assert note in page
+    make(name, study, tmp_path / "again.html", "--title", "Speeches")
+    for suffix in (".html", ".csv"):
+        assert (tmp_path / f"again{suffix}").read_bytes() == (tmp_path / f"table{suffix}").read_bytes()
+
+
+def test_equal_bytes(study, tmp_path):
+    table, page = make("equal-bytes", study, tmp_path / "t.html")
+    assert table["budget"].drop_duplicates().tolist() == [0.01, 0.04]
+    exact = table[(table["budget"] == 0.01) & (table["recipe"] == "exact")].iloc[0]
+    assert 0.2 < exact["kl_reduction"] < 0.3 and exact["kl_reduction_low"] > 0 and exact["drawn_less_proxy"] == 0
+    assert "<caption>Budget 0.01 of the published recipe</caption>" in page
+    assert '<tr class="strong"><td class="text">published</td>' in page
+    low, high = (decimal(1)(100 * exact[f"kl_reduction_{end}"]) for end in ("low", "high"))
+    said = f'{decimal(1)(100 * exact["kl_reduction"])} %<span class="interval">[{low}, {high} %]</span>'
+    assert said in page
+    assert "exact-split-low: exact, scores measured-float32, unit tensor, int8 int4 int3 int2" in page
+    assert "<caption>Joint KL of the random policies (nats)</caption>" in page
+
+
+def test_frontier(study, tmp_path):
+    table, page = make("frontier", study, tmp_path / "t.html")
+    assert len(table) == 4 + 3 * 6
+    assert table[table["recipe"] == "uniform"]["policy"].tolist() == ["bf16", "int8", "int4", "int2"]
+    assert (
+        "<caption>exact-split-low: exact, scores measured-float32, unit tensor, int8 int4 int3 int2</caption>" in page
+    )
+    assert (table["compression"] == 393_216 / table["bytes"]).all()
+
+
+def test_proxy_joint(study, tmp_path):
+    table, page = make("proxy-joint", study, tmp_path / "t.html")
+    every = table[table["proxies"] == "all"].set_index("sensitivity")
+    assert every.index.tolist() == ["measured-float32", "measured-bfloat16"]
+    assert every.loc["measured-float32", "rank_correlation"] > 0.9
+    parts = table[table["proxies"] != "all"].groupby("sensitivity")["policies"].sum()
+    assert parts.to_dict() == every["policies"].to_dict()
+    assert "<caption>Joint KL and proxy</caption>" in page
+
+
 def failure(*words: object) -> str:
     result = CliRunner().invoke(main, ["table", *map(str, words)])
     assert result.exit_code != 0

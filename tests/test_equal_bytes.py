@@ -1,0 +1,69 @@
+"""The comparison at equal bytes, on numbers whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up import policy_rows, write_comparison, write_set
+
+from kvstages.equal_bytes import equal_bytes
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Half the published KL in every block, and as much in one but not in the mean; four random policies."""
+    published = np.array([4.0, 1.0, 2.0, 1.0])
+    policies = [
+        policy_rows("published", published, agreement=[0.5, 0.9, 0.7, 0.9], size=100),
+        policy_rows("half", published / 2, agreement=[0.6, 1.0, 0.8, 1.0]),
+        policy_rows("other", published[::-1] * 1.01),
+        *(policy_rows(f"random-{n}", published * n, "random", "random", size=97 + n) for n in (0.4, 0.6, 2, 3)),
+    ]
+    path = write_set(tmp_path / "0.01", policies, {"half": 0.25, "published": 1.0})
+    return equal_bytes([path]).set_index("recipe")
+
+
+def test_best_first(rows):
+    assert rows.index.tolist() == ["half", "published", "other", "random"]
+    assert rows["budget"].unique().tolist() == ["0.01"]
+    assert rows["mean_kl"].tolist() == pytest.approx([1.0, 2.0, 2.02, 3.0])
+
+
+def test_differences_from_the_published_recipe_are_paired(rows):
+    half = rows.loc["half"]
+    assert half[["kl_reduction", "kl_reduction_low", "kl_reduction_high"]].tolist() == pytest.approx([0.5] * 3)
+    assert half["mean_kl_high"] - half["mean_kl_low"] > 0.4
+    difference = ["agreement_difference", "agreement_difference_low", "agreement_difference_high"]
+    assert half[difference].tolist() == pytest.approx([0.1] * 3)
+    assert rows.loc["other", "kl_reduction_low"] < 0 < rows.loc["other", "kl_reduction_high"]
+    assert rows.loc["published", ["kl_reduction", *difference]].isna().all()
+
+
+def test_place_among_the_random_policies(rows):
+    assert rows["random_less_kl"].tolist()[:3] == [0.25, 0.5, 0.5]
+    assert rows["drawn_less_proxy"].tolist()[:2] == [0.25, 1.0] and np.isnan(rows.loc["other", "drawn_less_proxy"])
+    random = rows.loc["random"]
+    assert random["policies"] == 4 and random["bytes"] == pytest.approx(98.5)
+    assert random[["lowest_kl", "p50_kl", "highest_kl"]].tolist() == pytest.approx([0.8, 2.6, 6.0])
+    assert rows.loc["half", ["lowest_kl", "p5_kl"]].isna().all() and np.isnan(random["random_less_kl"])
+
+
+def test_nothing_reduces_a_kl_of_zero(tmp_path):
+    path = write_set(tmp_path, [policy_rows("published", [0.0, 0.0]), policy_rows("exact", [0.0, 1e-9])])
+    table = equal_bytes([path]).set_index("recipe")
+    assert pd.isna(table.loc["exact", "kl_reduction"]) and table.loc["exact", "agreement_difference"] == 0
+    assert table["random_less_kl"].isna().all()
+
+
+def test_budgets_in_the_order_given(tmp_path):
+    write_comparison(tmp_path)
+    paths = [tmp_path / "comparison" / budget / "joint.csv" for budget in ("0.04", "0.01")]
+    assert equal_bytes(paths)["budget"].unique().tolist() == ["0.04", "0.01"]
+
+
+def test_candidates_are_needed(tmp_path):
+    path = write_set(tmp_path, [policy_rows("published", [1.0])])
+    (tmp_path / "candidates.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"candidates\.json: key 'draws' is missing"):
+        equal_bytes([path])
