@@ -19,6 +19,7 @@ STAGES = {
     "reference": "Compute the logits of the unquantized reference on a window.",
     "sweep": "Quantize one head of a layer at a time and measure the KL.",
     "sensitivity": "Gather the layers' sweeps into one table.",
+    "fisher": "Estimate all sensitivities at once, from gradients.",
     "allocate": "Give every head a precision, under a budget or uniformly.",
     "candidates": "Make a set of policies to measure together: at equal bytes, or a frontier.",
     "refine": "Reallocate by what moves add, measured again around a policy.",

@@ -32,6 +32,8 @@ SHARED = "config/config.yaml"
 NAME = r"[a-z0-9][a-z0-9-]*"
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("parallel", "incremental")
+# What a study's policies come from: single-unit KL, or gradients (see ``fisher``).
+SENSITIVITIES = ("measured", "fisher")
 DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
 FILES = ("checkpoint", "vocabulary", "merges", "shard")
@@ -85,6 +87,8 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "windows": windows,
                 "execution": one_of(EXECUTIONS),
                 "compute_dtype": one_of(DTYPES),
+                "sensitivity": one_of(SENSITIVITIES),
+                "probes": whole(1, "backward passes of the scores from gradients"),
                 "unit": one_of(UNITS),
                 "precisions": precisions,
                 "allocators": allocators,

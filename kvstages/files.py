@@ -164,15 +164,24 @@ def write_tensors(
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors of a safetensors file and its record ({} where there is none); ValueError on any other file."""
+    return _read_safetensors(path, "pt")
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The same as arrays, without torch. ValueError also on tensors in BF16, which numpy does not know."""
+    return _read_safetensors(path, "np")
+
+
+def _read_safetensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     made.note(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework=framework) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata.get("record", "{}"))
-    except (SafetensorError, ValueError, RecursionError) as error:
+    except (SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{path}: its record is {type(record).__name__}, expected a mapping")

@@ -38,6 +38,8 @@ STUDY = {
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
     "execution": "parallel",
     "compute_dtype": "float32",
+    "sensitivity": "measured",
+    "probes": 4,
     "unit": "head",
     "precisions": ["int8", "int4"],
     "allocators": ["greedy"],

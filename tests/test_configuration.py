@@ -35,6 +35,8 @@ windows:
   validation: [8192, 10240]
 execution: parallel
 compute_dtype: float32
+sensitivity: measured
+probes: 32
 unit: head
 precisions: [int8, int4]
 allocators: [greedy]
@@ -146,6 +148,8 @@ def test_a_right_study_from_a_folder(study, source):
         # choices
         ("execution", "fast", "execution: the text 'fast', expected one of parallel, incremental"),
         ("compute_dtype", "bf16", "compute_dtype: the text 'bf16', expected one of float32, bfloat16, float64"),
+        ("sensitivity", "gradient", "sensitivity: the text 'gradient', expected one of measured, fisher"),
+        ("probes", 0, "probes: 0, expected at least 1 (backward passes of the scores from gradients)"),
         ("unit", "layer", "unit: the text 'layer', expected one of head, tensor"),
         ("precisions", ["int8", "int5"], "precisions[1]: the text 'int5', expected one of int8, int4, int3, int2"),
         ("precisions", ["int8", "int8"], "precisions[1]: int8 repeats precisions[0]"),

@@ -72,6 +72,8 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
         "execution": ["fast"],
         "title": [" ", 3],
         "block": [0, 10**30],
+        "sensitivity": ["gradients", None],
+        "probes": [0, 1.5],
     }
     for key, wrongs in values.items():
         for wrong in wrongs:

@@ -12,6 +12,9 @@ from kvstages.names import layer_name, policy_name, split_policy
 from kvstages.quantizer import QUANTIZED
 from kvstages.sweep_table import BF16_STEP, FLOOR
 
+# Name of the source of scores from gradients.
+FISHER = "fisher"
+
 
 def code(stage):
     """Digest of the modules that a stage imports, so that an edit reruns what it affects and nothing else."""
@@ -30,7 +33,14 @@ def layers(study):
 
 def source(study):
     """The sensitivities that the study's policies come from."""
-    return f"measured-{STUDIES[study]['compute_dtype']}"
+    settings = STUDIES[study]
+    return FISHER if settings["sensitivity"] == FISHER else f"measured-{settings['compute_dtype']}"
+
+
+def sensitivity_sources(study):
+    """All sources of a study's sensitivities: its own; a comparison has gradients and measurements, in BF16 too."""
+    measured = [f"measured-{dtype}" for dtype in sweep_dtypes(study)]
+    return [*measured, FISHER] if "comparison" in STUDIES[study] or not measured else measured
 
 
 def source_file(wildcards):
@@ -39,9 +49,12 @@ def source_file(wildcards):
 
 
 def sweep_dtypes(study):
-    """Arithmetics that the sensitivities are measured in: the study's own; a comparison adds BF16, as published."""
+    """Arithmetics that sensitivities are measured in: the study's own (none where it takes its scores from gradients);
+    a comparison needs them all, and BF16, as published."""
     own = STUDIES[study]["compute_dtype"]
-    return [own, "bfloat16"] if "comparison" in STUDIES[study] and own != "bfloat16" else [own]
+    if "comparison" in STUDIES[study]:
+        return list(dict.fromkeys([own, "bfloat16"]))
+    return [] if source(study) == FISHER else [own]
 
 
 def allocated_policies(study):
@@ -200,7 +213,8 @@ def study_outputs(study):
         "windows.safetensors",
         "reference/validation.safetensors",
         *(f"sweep/{dtype}/layer-{layer}.csv" for dtype in sweep_dtypes(study) for layer in layers(study)),
-        *(f"sensitivity/measured-{dtype}.csv" for dtype in sweep_dtypes(study)),
+        *(f"sensitivity/{name}.csv" for name in sensitivity_sources(study)),
+        *(["fisher/projections.safetensors"] if FISHER in sensitivity_sources(study) else []),
         *(f"policies/{policy}/{name}" for policy in policies(study) for name in policy_files),
         *(f"{folder}/{name}" for folder in adapted for name in ("model.safetensors", "curve.csv")),
         *(

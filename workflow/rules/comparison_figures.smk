@@ -8,7 +8,7 @@ Makes: results/{study}/figures/{figure}.svg, .png and .csv; results/{study}/tabl
 
 rule draw_floor:
     input:
-        sensitivities=sensitivity_files,
+        sensitivities=measured_files,
     output:
         svg=report(
             "results/{study}/figures/floor.svg",

@@ -14,14 +14,14 @@ def comparison_budgets(study):
     return STUDIES[study].get("comparison", {}).get("budgets", [])
 
 
-def sensitivity_sources(study):
-    """Sources of all scores that a comparison holds against each other."""
-    return [f"measured-{dtype}" for dtype in sweep_dtypes(study)]
-
-
 def sensitivity_files(wildcards):
     """The sensitivity tables of all sources."""
     return [f"results/{wildcards.study}/sensitivity/{name}.csv" for name in sensitivity_sources(wildcards.study)]
+
+
+def measured_files(wildcards):
+    """The sensitivity tables that were measured: the only ones with floors."""
+    return [f"results/{wildcards.study}/sensitivity/measured-{dtype}.csv" for dtype in sweep_dtypes(wildcards.study)]
 
 
 def sensitivity_arguments(wildcards, input):
@@ -38,6 +38,14 @@ def extensions(study):
     return recipes
 
 
+def other_source(study):
+    """The exact allocator on the study's other scores: from gradients where its own are measured, and the reverse."""
+    own, more = source(study), ",".join(STUDIES[study]["comparison"]["precisions"])
+    name, other = ("measured", f"measured-{STUDIES[study]['compute_dtype']}") if own == FISHER else (FISHER, FISHER)
+    recipes = [f"exact-{name}=exact:{other}:head:int8,int4"]
+    return recipes + ([f"exact-{name}-split-low=exact:{other}:tensor:{more}"] if more != "int8,int4" else [])
+
+
 def recipe_arguments(recipes):
     """Recipes as arguments of `candidates`."""
     return [word for recipe in recipes for word in ("--recipe", recipe)]
@@ -51,6 +59,7 @@ def equal_bytes_arguments(wildcards):
         f"exact-bf16=exact:{PUBLISHED}:head:int8,int4",
         *(f"{name}={name}:{own}:head:int8,int4" for name in ("greedy", "exact", "layer", "depth", "reconstruction")),
         *extensions(wildcards.study),
+        *other_source(wildcards.study),
         f"random=random:{own}:head:int8,int4",
     ]
     return [*recipe_arguments(recipes), "--random", settings["random"], "--draws", settings["draws"]]

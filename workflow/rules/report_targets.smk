@@ -4,7 +4,8 @@ Needs: the functions of common.smk.
 Makes: nothing; functions only.
 """
 
-FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution", "floor"]
+FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"]
+FLOOR_FIGURES = ["floor"]
 ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
 COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint"]
 TABLES = ["results", "divergence", "sensitivity-summary"]
@@ -14,7 +15,7 @@ COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint"]
 
 def figure_files(study):
     """Every figure of a study, with its plotted numbers; of adaptation and comparison only if the study has one."""
-    figures = FIGURES + (ADAPTATION_FIGURES if arms(study) else [])
+    figures = FIGURES + (ADAPTATION_FIGURES if arms(study) else []) + (FLOOR_FIGURES if sweep_dtypes(study) else [])
     figures += COMPARISON_FIGURES if comparison_budgets(study) else []
     return [f"results/{study}/figures/{figure}.{suffix}" for figure in figures for suffix in ("svg", "png", "csv")]
 

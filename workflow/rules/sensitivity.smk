@@ -1,7 +1,8 @@
-"""How much each single head matters: one sweep a layer, gathered into one table.
+"""How much each single head matters: one sweep a layer, gathered into one table; or all heads at once, from gradients.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors.
-Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/sensitivity/measured-{dtype}.csv.
+Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/sensitivity/measured-{dtype}.csv and fisher.csv,
+results/{study}/fisher/projections.safetensors.
 """
 
 
@@ -43,3 +44,28 @@ rule gather_sensitivity:
         "{wildcards.study}: gather the sensitivities"
     shell:
         "python -m kvstages sensitivity {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
+
+
+rule fisher_sensitivity:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+    output:
+        table="results/{study}/sensitivity/fisher.csv",
+        projections="results/{study}/fisher/projections.safetensors",
+    log:
+        "logs/fisher_sensitivity/{study}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        probes=lambda wildcards: study_config(wildcards.study)["probes"],
+        device=lambda wildcards: device_arguments(),
+        memory=config["memory_mb"],
+        code=code("fisher"),
+    message:
+        "{wildcards.study}: estimate all sensitivities from gradients"
+    shell:
+        "python -m kvstages fisher --model {input.model} --windows {input.windows} --probes {params.probes}"
+        " {params.device} --memory-mb {params.memory} --output-table {output.table}"
+        " --projections {output.projections} 2> {log}"
