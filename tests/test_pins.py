@@ -75,7 +75,7 @@ def test_builds_of_torch_are_one_version_and_share_no_wheel(lock):
 
 def test_this_environment_is_the_locked_one(lock):
     installed = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
-    build = "cuda" if "+cu" in installed["torch"] else "cpu"
+    build = "cpu" if installed["torch"].endswith("+cpu") else "cuda"
     pins = [pin for name in ("build", "common", build) for pin in locked(lock, name)]
     expected = {canonicalize_name(pin.name): version(pin) for pin in pins if not pin.marker or pin.marker.evaluate()}
     found = {name: installed.get(name) for name in expected}
