@@ -112,7 +112,5 @@ def test_resolved_packages_go_to_their_files(lock):
 
 
 def test_cpu_wheels_of_another_torch_stop_the_lock(lock):
-    with pytest.raises(
-        ValueError, match=r"torch-cpu\.sha256: expected CPU wheels of torch 9\.8\.7, found"
-    ):
+    with pytest.raises(ValueError, match=r"torch-cpu\.sha256: expected CPU wheels of torch 9\.8\.7, found"):
         lock.split(RESOLVED, "ee  torch-9.8.6+cpu-cp311-cp311-linux.whl\n")
