@@ -52,6 +52,15 @@ def test_policies_together_measure_what_each_does_alone(execution, dtype):
         assert np.mean(table["agreement"][rows]) == pytest.approx(figures["agreement"])
         assert np.mean(table["cross_entropy"][rows]) == pytest.approx(figures["cross_entropy"])
         assert table["mean_kl"][3 * index] == pytest.approx(np.mean(positions["kl"][:12]), rel=1e-9)
+    agrees = {}
+    for policy in SET["policies"]:
+        positions = evaluate(model, tokens, policy, reference, setting, MEMORY)[1]
+        agrees[policy["policy"]] = positions["agrees"].reshape(3, 12).astype(bool)
+    first = agrees[SET["policies"][0]["policy"]]
+    for row, name in enumerate(table["policy"]):
+        own, block = agrees[name], table["block"][row]
+        assert table["agrees_alone"][row] == (own & ~first)[block].sum()
+        assert table["first_agrees_alone"][row] == (first & ~own)[block].sum()
     assert set(table["precisions"]) == {"int8 int4", "int8 int4 int3 int2"}
 
 
