@@ -41,9 +41,9 @@ def accuracy(measured: Path, projections: Path) -> pd.DataFrame:
     """One row for each part, precision and number of probes (4, 8, ... and all), by sub-sampling the probes.
 
     Disjoint groups of so many probes make scores each: the rank correlation with the measured scores is the mean over
-    the groups, quantiles of the ratio estimated / measured are over units and groups. Units below their floor, and those
-    whose measured score is not above 0, do not count. ``probe_error``: relative standard error of a score that comes from the
-    probes alone, on the same text; the median over the units.
+    the groups, quantiles of the ratio estimated / measured are over units and groups. Units below their floor, and
+    those whose measured score is not above 0, do not count. ``probe_error``: relative standard error of a score that
+    comes from the probes alone, on the same text; the median over the units. ValueError where the tables do not fit.
     """
     import pandas as pd
 
