@@ -75,6 +75,26 @@ def frontier_arguments(wildcards):
     return [*recipe_arguments(recipes), "--points", STUDIES[wildcards.study]["comparison"]["frontier"]]
 
 
+def predicted_sets(name):
+    """Input function: a file of the sets of policies whose joint KL is predicted, the frontier and the policies of
+    equal bytes at the largest budget, where most is quantized."""
+    return lambda wildcards: [
+        f"results/{wildcards.study}/frontier/{name}",
+        f"results/{wildcards.study}/comparison/{max(comparison_budgets(wildcards.study))}/{name}",
+    ]
+
+
+def measured_sweeps(wildcards):
+    """The sweeps of all layers in the study's own arithmetic."""
+    dtype = STUDIES[wildcards.study]["compute_dtype"]
+    return [f"results/{wildcards.study}/sweep/{dtype}/layer-{layer}.csv" for layer in layers(wildcards.study)]
+
+
+def measured_file(wildcards):
+    """The sensitivities measured in the study's own arithmetic."""
+    return f"results/{wildcards.study}/sensitivity/measured-{STUDIES[wildcards.study]['compute_dtype']}.csv"
+
+
 def comparison_files(study):
     """Every result of the comparison, by its path in the study's folder; none where the study compares nothing."""
     if "comparison" not in STUDIES[study]:
@@ -86,5 +106,5 @@ def comparison_files(study):
     ]
     return [
         *(f"comparison/{budget}/{name}" for budget in comparison_budgets(study) for name in names),
-        *("frontier/candidates.json", "frontier/joint.csv"),
+        *("frontier/candidates.json", "frontier/joint.csv", "fisher/joint.csv", "fisher/predictions.csv"),
     ]
