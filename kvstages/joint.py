@@ -7,50 +7,20 @@ Axes: B blocks, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvstages.execution import window_logits
-from kvstages.files import read_json
 from kvstages.gpt import GPT
 from kvstages.grid import Grid
 from kvstages.metrics import cross_entropy, divergence, exponential_sum
-from kvstages.model_config import GPTConfig
-from kvstages.policies import check_policy
 from kvstages.runtime import Setting
 
 OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
 MEANS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
 JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "proxy", "block", *MEANS]
-KEYS = (*OF_POLICY, "ladder", "bytes", "proxy", "precisions")
-
-
-def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
-    """The policies of sets, one after the other.
-
-    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
-    """
-    policies: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        record = read_json(path)
-        found = record.get("policies") if isinstance(record, Mapping) else None
-        if not isinstance(found, list) or not found:
-            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage candidates")
-        for index, policy in enumerate(found):
-            try:
-                check_policy(policy, config)
-                missing = [key for key in KEYS if key not in policy]
-                if missing:
-                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
-                if policy["policy"] in policies:
-                    raise ValueError(f"a second policy of the name {policy['policy']}")
-            except ValueError as error:
-                raise ValueError(f"{path}: policies[{index}]: {error}") from None
-            policies[policy["policy"]] = policy
-    return list(policies.values())
 
 
 @torch.no_grad()

@@ -139,6 +139,18 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return correlation(_mean_ranks(first), _mean_ranks(second))
 
 
+def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation of lists [..., N] that broadcast against each other: [...]. For many draws at once:
+    equal values are ranked by their order, which ``rank_correlation`` does not do."""
+
+    def centred(values: np.ndarray) -> np.ndarray:
+        ranks = np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")
+        return ranks - (values.shape[-1] - 1) / 2
+
+    one, other = centred(np.asarray(first)), centred(np.asarray(second))
+    return (one * other).sum(axis=-1) / np.square(one).sum(axis=-1)
+
+
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Pearson's correlation of two lists of numbers; NaN where one is constant."""
     a, b = first - first.mean(), second - second.mean()
