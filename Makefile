@@ -3,16 +3,22 @@
 # make faults                kills, damage, full disks, bad hubs: minutes each
 # make fuzz                  a hundred thousand hostile files for the readers
 # make benchmark             our cache and sweep beside a plain implementation
+# make lock    envs/lock from the pins of pyproject.toml                      (envs/README.md)
+# make image   the container image, with podman or docker                     (envs/README.md)
+# make proof-image           the study inside the image and outside: the same SHA256SUMS
+# make proof-slurm           the study on a one-node SLURM while jobs and the node's daemon are killed
 # make clean-study STUDY=S   remove everything that was made of the study S
 
 PYTHON ?= python3
 STUDY ?= embedded
+# cpu or cuda: the build of torch; empty: the CPU's where the package index has it, else the index's own.
+TORCH ?=
 VENV := .venv
 INSTALLED := $(VENV)/installed
 export STUDY
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test faults fuzz env benchmark clean-study
+.PHONY: study report test faults fuzz env lock image proof-image proof-slurm benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -37,13 +43,37 @@ fuzz: $(INSTALLED)
 env: $(INSTALLED)
 
 # The stamp is newer than the pins once everything is installed, so pip runs only when they change.
-$(INSTALLED): envs/requirements.txt envs/requirements-dev.txt envs/lock.txt pyproject.toml
+$(INSTALLED): envs/install.sh $(wildcard envs/lock/*.txt) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint envs/lock.txt \
-		--requirement envs/requirements.txt --requirement envs/requirements-dev.txt
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	sh envs/install.sh $(VENV)/bin/python $(TORCH)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
+
+# After an edit of the pins in pyproject.toml; LOCK=--upgrade moves everything else too.
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	PATH="$(CURDIR)/build/uv/bin:$$PATH" $(PYTHON) envs/lock.py $(LOCK)
+
+# The tag follows what the image is made of, for Snakemake does not notice another image under the same tag.
+image: VARIANT := $(or $(TORCH),cpu)
+image:
+	@set -e; mkdir -p build; engine=$(ENGINE); \
+	: "$${engine:=$$(command -v podman || command -v docker || echo none)}"; \
+	test "$$engine" != none || { echo "make image: neither podman nor docker was found" >&2; exit 1; }; \
+	made_of=$$({ cat envs/Containerfile envs/install.sh envs/lock/*; echo "$(BASE)"; } | sha256sum | cut -c 1-12); \
+	tag=localhost/kvstages:$(VARIANT)-$$made_of; \
+	$$engine build --file envs/Containerfile --build-arg VARIANT=$(VARIANT) $(if $(BASE),--build-arg BASE=$(BASE)) \
+		$(IMAGE_FLAGS) --tag $$tag envs; \
+	echo "image: $$tag"; \
+	echo "$$tag" > build/image
+
+proof-image: $(INSTALLED) image
+	proofs/image.sh
+
+proof-slurm: $(INSTALLED)
+	proofs/slurm.sh
 
 benchmark: $(INSTALLED)
 	python -m benchmarks

@@ -34,16 +34,21 @@ DRAWN = {".svg", ".png", ".html"}
 # The first pattern found in a number's name says what it is; a name with none of them is not of the model (settings,
 # budgets, bytes) and must be equal but for rounding ("exact").
 KINDS = {
-    "exact": r"budget|bytes|bits|compression|theoretical|learning_rate",
+    "exact": r"budget|bytes|bits|compression|theoretical|learning_rate|^set$",
+    "floor": r"floor|bf16_step",
     "disagreement": r"disagreement",
+    "error": r"(?<!reconstruction)_error$",
+    "statistic": r"ratio|correlation|share|over_joint|gap|difference|reduction|_less_",
     "argmax": r"agree",
     "deviation": r"logit_deviation",
     "logit": r"logit",
     "loss": r"cross_entropy|perplexity|gradient_norm|loss",
-    "tail": r"(^|_)p\d+_kl|max_kl",
-    "divergence": r"(^|_)kl(_|$)|proxy$|standard_error|^(sum|minimum|median|maximum)$",
-    "statistic": r"ratio|correlation|share|sum_over|gap",
+    "probability": r"delta_p",
+    "tail": r"(^|_)p\d+(_\d+)?_(reverse_)?kl|(min|max|lowest|highest)_(reverse_)?kl",
+    "divergence": r"(^|_)kl(_|$)|proxy$|reconstruction_error|^(sum|minimum|median|maximum)$",
 }
+# Whole numbers that count what may flip by rounding: few rows of a column may differ.
+FLIPS = {"agrees", "below_floor", "agrees_alone", "first_agrees_alone"}
 # Single positions: a code that rounds the other way moves their KL by half and more, while means hardly move. So these
 # columns are compared as a whole: the distance of the two over the length of the longer one.
 COLUMN = "positions"
@@ -52,27 +57,32 @@ Tolerance = tuple[float, float]
 # says what was measured. "weights" is the distance of two models over the length of one.
 FULL: dict[str, Tolerance] = {
     "exact": (1e-12, 0.0),
+    "floor": (1.0, 1e-9),  # the rounding itself
     "disagreement": (0.05, 2.0),
+    "error": (0.2, 1e-9),
+    "statistic": (0.2, 0.02),
     "argmax": (0.0, 0.005),
     "deviation": (0.1, 1e-3),
     "logit": (0.0, 1e-3),
-    "loss": (1e-3, 1e-4),
-    "tail": (0.1, 1e-9),
+    "loss": (1e-3, 1e-3),
+    "probability": (0.1, 2e-3),
+    "tail": (0.2, 1e-7),
     "divergence": (0.05, 1e-9),
-    "statistic": (0.2, 0.02),
     COLUMN: (0.2, 0.0),
     "weights": (1e-3, 0.0),
 }
 # BF16 has 8 bits: any disturbance flips roundings of later layers, which alone moves a KL by some 1e-3.
 BFLOAT16: dict[str, Tolerance] = FULL | {
     "disagreement": (0.5, 4.0),
+    "error": (1.0, 1e-3),
+    "statistic": (1.0, 1.0),
     "argmax": (0.0, 0.03),
     "deviation": (0.5, 0.5),
     "logit": (0.05, 0.5),
     "loss": (0.02, 0.01),
+    "probability": (0.5, 0.05),
     "tail": (0.5, 0.05),
     "divergence": (0.5, 2e-3),
-    "statistic": (1.0, 1.0),
     COLUMN: (1.0, 0.0),
     "weights": (1e-2, 0.0),
 }
@@ -232,7 +242,7 @@ def compare_tables(a: Path, b: Path, judge: Judge) -> None:
             if len(row) != len(one[0]) or len(twin) != len(one[0]):
                 return judge.unequal("", f"row {number} has not {len(one[0])} cells")
             x, y = value(row[index]), value(twin[index])
-            if name == "agrees":
+            if name in FLIPS:
                 flips += x != y
             elif whole and isinstance(x, float) and isinstance(y, float) and math.isnan(x) == math.isnan(y):
                 squares += 0.0 if math.isnan(x) else (x - y) ** 2
@@ -240,7 +250,7 @@ def compare_tables(a: Path, b: Path, judge: Judge) -> None:
             elif row[index] != twin[index]:
                 compare_values(name, f"{name}, row {number}", x, y, judge)
         if flips:
-            judge.number(name, f"{name}, share of rows", flips / (len(one) - 1), 0.0)
+            judge.number(name, f"{name}, share of rows", flips / (len(one) - 1), 0.0, "argmax")
         if squares or math.isnan(squares):
             judge.distance(name, name, squares, length, COLUMN)
 

@@ -22,8 +22,9 @@ TEXTS = [
     "policy", "recipe", "allocator", "sensitivity", "unit", "precisions", "window", "execution", "compute_dtype"
 ]  # fmt: skip
 SIZES = ["bytes", "bf16_bytes", "proxy"]
-# What was measured on each block: means over its positions; cross entropy over its targets.
-METRICS = ["mean_kl", "agreement", "cross_entropy"]
+# What was measured on each block: means over its positions; cross entropy over its targets. The last two count
+# positions where, of this policy and the first of its table, only one has the reference's argmax.
+METRICS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
 
 PUBLISHED, RANDOM, UNIFORM = "published", "random", "uniform"
 

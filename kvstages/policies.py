@@ -135,7 +135,7 @@ def check_policy(policy: Any, config: GPTConfig) -> Grid:
     for side, rows in grid.as_record().items():
         for layer, row in enumerate(rows):
             for head, precision in enumerate(row):
-                if precision not in BITS:
+                if not isinstance(precision, str) or precision not in BITS:
                     raise ValueError(
                         f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
                     )

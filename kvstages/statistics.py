@@ -115,7 +115,11 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     if first.shape != second.shape:
         raise ValueError(f"paired outcomes of shapes {first.shape} and {second.shape}, expected the same")
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    return mcnemar_counts(int((first & ~second).sum()), int((second & ~first).sum()))
+
+
+def mcnemar_counts(only_first: int, only_second: int) -> float:
+    """``mcnemar`` from the number of positions where only the first policy succeeds, and only the second."""
     coins = only_first + only_second
     tail = ways = 1
     for heads in range(min(only_first, only_second)):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner, Result
-from published_study import write_study
+from published_study import SENSITIVITY, write_study
 
 from kvstages.cli import main
 from kvstages.compare import BFLOAT16, FULL, KINDS, compare, kind_of
@@ -26,7 +26,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     write_study(one, layers=1, heads=2, budgets=("0.01",))
     for path in one.rglob("evaluation.json"):
         record = read_json(path)
-        write_json(path, record | {"arithmetic": "float32", "dense_storage": "float32"})
+        write_json(path, record | {"compute_dtype": "float32"})
     logits = torch.linspace(-20, 20, 64).reshape(2, 4, 8)
     write_tensors(one / "reference" / "validation.safetensors", {"logits": logits}, {"device": "cpu", "threads": 1})
     tokens = torch.arange(32).reshape(2, 16)
@@ -73,7 +73,7 @@ def test_equal_studies_are_identical_file_by_file(folders: tuple[Path, Path]) ->
 @pytest.mark.parametrize(
     ("name", "column", "kind"),
     [
-        ("sensitivity.csv", "mean_kl", "divergence"),
+        (SENSITIVITY.as_posix(), "mean_kl", "divergence"),
         ("policies/greedy-0.01/steps.csv", "added_kl", "divergence"),
         ("adaptation/noise/seed-1337/curve.csv", "cross_entropy", "loss"),
     ],
@@ -139,9 +139,10 @@ def test_where_it_ran_is_no_difference(folders: tuple[Path, Path]) -> None:
 def test_a_policy_must_be_equal(folders: tuple[Path, Path]) -> None:
     path = folders[1] / "policies" / "int8" / "policy.json"
     grid = read_json(path)["precisions"]
-    change(path, precisions=[[*grid[0][:-1], "int4"]])
+    grid["keys"] = [[*grid["keys"][0][:-1], "int4"]]
+    change(path, precisions=grid)
     (line,) = outside(folders)
-    assert line == "policies/int8/policy.json: precisions[0][1]: 'int8' and 'int4', expected the same"
+    assert line == "policies/int8/policy.json: precisions.keys[0][1]: 'int8' and 'int4', expected the same"
     assert run(folders).exit_code == 1
     assert f"outside    {line}\n" in run(folders).output
 
@@ -196,7 +197,7 @@ def test_pictures_are_left_to_their_numbers(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("sensitivity.csv", "layer\n0\n", "columns \\[\\[.* and \\[\\['layer'\\]\\]"),
+        (SENSITIVITY.as_posix(), "layer\n0\n", "columns \\[\\[.* and \\[\\['layer'\\]\\]"),
         ("figures/x.csv", "kl\n0.5\n1\n", "1 and 2 rows"),
         ("figures/x.csv", "kl\n0.5,2\n", "row 1 has not 1 cells"),
         ("figures/x.csv", "kl\n\n", "row 1 has not 1 cells"),
@@ -214,18 +215,18 @@ def test_files_of_another_form(folders: tuple[Path, Path], name: str, content: s
 def test_files_in_one_folder_only_and_of_unknown_kind(folders: tuple[Path, Path]) -> None:
     write_text(folders[0] / "notes.txt", "a")
     write_text(folders[1] / "notes.txt", "b")
-    (folders[1] / "sensitivity.csv").unlink()
+    (folders[1] / SENSITIVITY.as_posix()).unlink()
     assert outside(folders) == [
-        f"sensitivity.csv: only in {folders[0]}",
+        f"{SENSITIVITY}: only in {folders[0]}",
         "notes.txt: differs, and nothing but bytes can be compared in a file of this kind",
     ]
 
 
 def test_bfloat16_has_wider_tolerances(folders: tuple[Path, Path]) -> None:
-    scale(folders[1] / "sensitivity.csv", "mean_kl", 1.4)
+    scale(folders[1] / SENSITIVITY.as_posix(), "mean_kl", 1.4)
     assert outside(folders)
-    change(folders[0] / "policies" / "int8" / "evaluation.json", arithmetic="bfloat16")
-    change(folders[1] / "policies" / "int8" / "evaluation.json", arithmetic="bfloat16")
+    change(folders[0] / "policies" / "int8" / "evaluation.json", compute_dtype="bfloat16")
+    change(folders[1] / "policies" / "int8" / "evaluation.json", compute_dtype="bfloat16")
     assert outside(folders) == []
     assert BFLOAT16.keys() == FULL.keys() and FULL.keys() >= KINDS.keys()
     assert all(wide >= full for kind in FULL for wide, full in zip(BFLOAT16[kind], FULL[kind], strict=True))

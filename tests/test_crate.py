@@ -47,7 +47,7 @@ def test_a_crate_holds_every_file_with_checksum_rule_and_source(study: Path) -> 
     for path, entry in (manifest["inputs"] | manifest["outputs"]).items():
         assert found[path]["sha256"] == entry["sha256"] == sha256(Path("crate", path))
         assert found[path]["contentSize"] == str(Path(path).stat().st_size)
-    assert found["results/small/sensitivity.csv"]["exampleOfWork"] == {"@id": "#output-a_rule"}
+    assert found["results/small/policies/int8/steps.csv"]["exampleOfWork"] == {"@id": "#output-a_rule"}
     assert found["#input-shard"]["@type"] == "FormalParameter"
     run = found["#run"]
     assert run["instrument"] == {"@id": "Snakefile"} and run["endTime"] == manifest["created"]
@@ -112,8 +112,8 @@ def refused(result: Result, message: str) -> None:
 
 
 def test_a_study_that_is_not_what_was_recorded_is_not_exported(study: Path) -> None:
-    flip(study / "sensitivity.csv", 5, 0)
-    refused(export(), "results/small: 1 files are not what was recorded, such as results/small/sens")
+    flip(study / "policies" / "int8" / "steps.csv", 5, 0)
+    refused(export(), "results/small: 1 files are not what was recorded, such as results/small/po")
     assert not Path("crate").exists()
 
 

@@ -25,6 +25,8 @@ from kvstages.verify import verify
 
 RESULTS = Path("results", "small")
 SUMS = RESULTS / "SHA256SUMS"
+SENSITIVITY = RESULTS / "sensitivity" / "measured-float32.csv"
+SWEEP = RESULTS / "sweep" / "float32" / "layer-00.csv"
 MADE = "changed after it was made (sha256 is "
 NOBODY = 65534
 
@@ -80,11 +82,11 @@ def repair(project: Project, path: Path) -> None:
 
 def test_a_damaged_table_is_refused_each_time_until_it_is_deleted(finished: Project, copy: Project) -> None:
     """Snakemake alone would compute everything that follows from the damaged table, and call it finished."""
-    table = copy.folder / RESULTS / "sensitivity.csv"
+    table = copy.folder / SENSITIVITY
     flip(table, keep_time=False)
     for _ in range(2):
         output = copy.run("--cores", "2", status=1)
-        assert f"results/small/sensitivity.csv: {MADE}" in output and "delete it and run again" in output
+        assert f"{SENSITIVITY}: {MADE}" in output and "delete it and run again" in output
         assert "Nothing to be done" not in output
         assert (
             not (copy.folder / SUMS).exists()
@@ -109,15 +111,13 @@ def test_damage_that_keeps_size_and_time_gets_no_new_checksums(finished: Project
 
 def test_an_old_input_put_back_with_its_old_time_is_noticed(copy: Project) -> None:
     """A result was made of a table that is no longer there; times and checksums of files say nothing about it."""
-    shard = copy.folder / RESULTS / "sweep" / "layer-00.csv"
-    record = copy.folder / ".made" / RESULTS / "sensitivity.csv.json"
+    shard = copy.folder / SWEEP
+    record = copy.folder / ".made" / f"{SENSITIVITY}.json"
     content = json.loads(record.read_text())
-    content["inputs"]["results/small/sweep/layer-00.csv"] = "0" * 64
+    content["inputs"][str(SWEEP)] = "0" * 64
     record.write_text(json.dumps(content))
     (copy.folder / SUMS).unlink()
-    message = (
-        "results/small/sensitivity.csv: was made of another results/small/sweep/layer-00.csv than the one there is"
-    )
+    message = f"{SENSITIVITY}: was made of another {SWEEP} than the one there is"
     assert message in copy.run(status=1)
     assert shard.exists() and not (copy.folder / SUMS).exists()
 
@@ -196,7 +196,7 @@ def test_kills_at_every_stage(finished: Project, tmp_path: Path) -> None:
         project.run("--unlock")
     # One more of each kind: between the start of Snakemake and its first job, and at moments that nothing marks.
     for number in range(4):
-        target = sorted((project.folder / RESULTS).glob("sweep/*.csv"))[number % 2]
+        target = sorted((project.folder / RESULTS).glob("sweep/*/*.csv"))[number % 2]
         target.unlink(missing_ok=True)
         process = start(project, "--cores", "2", "--rerun-incomplete")
         time.sleep(chance.uniform(0.5, 6))
@@ -219,8 +219,8 @@ VICTIMS = [
     "resources/small/model.safetensors",
     "results/small/windows.safetensors",
     "results/small/reference/validation.safetensors",
-    "results/small/sweep/layer-01.csv",
-    "results/small/sensitivity.csv",
+    str(SWEEP),
+    str(SENSITIVITY),
     "results/small/policies/int8/policy.json",
     "results/small/policies/greedy-0.5/steps.csv",
     "results/small/policies/int4/evaluation.json",
@@ -304,7 +304,7 @@ def test_files_that_cannot_grow_are_one_line(finished: Project, copy: Project) -
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["results/small/windows.safetensors", "results/small/sensitivity.csv"])
+@pytest.mark.parametrize("name", ["results/small/windows.safetensors", str(SENSITIVITY)])
 def test_a_file_that_may_not_be_read_is_one_line(finished: Project, copy: Project, name: str) -> None:
     """As root, the workflow runs as the user nobody: root may read everything."""
     options: dict[str, object] = {}

@@ -31,7 +31,7 @@ SCHEMAS = {
 }
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
-OPTIONAL = {"published", "adaptation.arms.noise", "adaptation.arms.control"}
+OPTIONAL = {"published", "comparison", "adaptation.arms.noise", "adaptation.arms.control"}
 
 
 def mappings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -68,7 +68,7 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     values = {
         "layers": [0, "12", True, 10**9],
         "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"]],
-        "precisions": [["int8"], ["int8", "int8"], ["int8", "fp8"]],
+        "precisions": [[], ["int8", "int8"], ["int8", "fp8"]],
         "execution": ["fast"],
         "title": [" ", 3],
         "block": [0, 10**30],

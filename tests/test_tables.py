@@ -210,6 +210,7 @@ def test_frontier(study, tmp_path):
         "<caption>exact-split-low: exact, scores measured-float32, unit tensor, int8 int4 int3 int2</caption>" in page
     )
     assert (table["compression"] == 393_216 / table["bytes"]).all()
+    assert "<caption>uniform</caption>" in page and '<td class="text">int2</td>' in page
 
 
 def test_proxy_joint(study, tmp_path):

@@ -112,7 +112,7 @@ def test_a_flipped_byte_of_manifest_or_checksums_is_found(study: Path, data: st.
 
 
 def test_missing_extra_and_changed_files_are_each_a_line(study: Path) -> None:
-    (study / "sensitivity.csv").unlink()
+    (study / "policies" / "int8" / "steps.csv").unlink()
     (study / "policies" / "extra.json").write_text("{}")
     (study / ".hidden").write_text("")
     (study / "linked").symlink_to("policies")
@@ -123,7 +123,7 @@ def test_missing_extra_and_changed_files_are_each_a_line(study: Path) -> None:
     expected = [
         "resources/small/model.safetensors: differs (sha256 is ",
         "resources/small/shard/held-out.bin: differs (sha256 is ",
-        "results/small/sensitivity.csv: missing",
+        "results/small/policies/int8/steps.csv: missing",
         "results/small/.hidden: extra, nothing says what it is",
         "results/small/linked: extra, nothing says what it is",
         "results/small/policies/extra.json: extra, nothing says what it is",
@@ -136,24 +136,24 @@ def test_missing_extra_and_changed_files_are_each_a_line(study: Path) -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])
 def test_a_missing_record_is_named_and_the_rest_still_compared(study: Path, name: str) -> None:
     (study / name).unlink()
-    flip(study / "sensitivity.csv", 9, 1)
+    flip(study / "policies" / "int8" / "steps.csv", 9, 1)
     lines = run().output.splitlines()
     assert f"results/small/{name}: missing" in lines
-    assert [line.split(":")[0] for line in lines if "differs" in line] == ["results/small/sensitivity.csv"]
+    assert [line.split(":")[0] for line in lines if "differs" in line] == ["results/small/policies/int8/steps.csv"]
     assert len(lines) == 2
 
 
 def test_a_damaged_manifest_leaves_the_checksums(study: Path) -> None:
     (study / "manifest.json").write_bytes(b"\xff")
     (study / "SHA256SUMS").write_bytes((study / "SHA256SUMS").read_bytes() + b"nothing\n" + b"0" * 64 + b"  ../../x\n")
-    flip(study / "sensitivity.csv", 9, 1)
+    flip(study / "policies" / "int8" / "steps.csv", 9, 1)
     lines = run().output.splitlines()
     count = len((study / "SHA256SUMS").read_bytes().splitlines())
     assert [line.split(" (")[0] for line in lines] == [
         "results/small/manifest.json: damaged, not a JSON file",
         f"results/small/SHA256SUMS: damaged, line {count - 1} is no checksum and path",
         f"results/small/SHA256SUMS: damaged, line {count} is no checksum and path",
-        "results/small/sensitivity.csv: differs",
+        "results/small/policies/int8/steps.csv: differs",
     ]
 
 
@@ -184,5 +184,5 @@ def test_what_is_no_study_is_one_line(study: Path, folder: str, message: str) ->
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything; tests/test_faults.py drops to another user")
 def test_a_file_that_cannot_be_read_is_named(study: Path) -> None:
-    (study / "sensitivity.csv").chmod(0)
-    assert run().output == "results/small/sensitivity.csv: cannot be read (Permission denied)\n"
+    (study / "policies" / "int8" / "steps.csv").chmod(0)
+    assert run().output == "results/small/policies/int8/steps.csv: cannot be read (Permission denied)\n"

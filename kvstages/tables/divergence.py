@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvstages.html_page import Column, Section, count, decimal, divergence, page, percent
 from kvstages.records import policy_order, read_record
 from kvstages.summary import PERCENTILES, SPREAD
-from kvstages.tables.common import MEASURED, WINDOW, measured, title
+from kvstages.tables.common import MEASURED, WINDOW, measured_note, page_title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ def divergence_table(evaluations: Sequence[Path], study: str | None = None) -> t
             table,
         ),
     ]
-    return table, page(title(study, "divergence in full"), sections, [measured(records), *NOTES])
+    return table, page(page_title(study, "divergence in full"), sections, [measured_note(records), *NOTES])
 
 
 def _names() -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.html_page import Column, Section, count, decimal, divergence, factor, page, percent
-from kvstages.joint_table import read_joint, with_figures
+from kvstages.joint_table import UNIFORM, read_joint, with_figures
 from kvstages.tables.common import PROXY_NOTE, joint_notes, page_title
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def frontier_table(frontier: Path, study: str | None = None) -> tuple[pd.DataFra
         own = table[table["recipe"] == recipe]
         first = own.iloc[0]
         about = f"{first['allocator']}, scores {first['sensitivity']}, unit {first['unit']}, {first['precisions']}"
-        several = own["precisions"].nunique() > 1
-        names = [Column("policy", "policy", str)] if several else []
-        sections.append(Section(recipe if several else f"{recipe}: {about}", [*names, *columns], own))
+        if recipe == UNIFORM:
+            sections.append(Section(recipe, [Column("policy", "policy", str), *columns], own))
+        else:
+            sections.append(Section(f"{recipe}: {about}", columns, own))
     notes = [*joint_notes(joint.policies, joint.metrics["mean_kl"].shape[1]), PROXY_NOTE]
     return table, page(page_title(study, "frontier"), sections, notes)

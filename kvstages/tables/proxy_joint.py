@@ -36,7 +36,7 @@ def proxy_joint_table(tables: Sequence[Path], study: str | None = None) -> tuple
         Column("largest proxy", "largest_proxy", divergence),
         Column("rank correlation", "rank_correlation", decimal(3), interval=True),
         *(
-            Column(f"{name} of the ratio", f"{column}_ratio", decimal(2))
+            Column(f"ratio, {name}", f"{column}_ratio", decimal(3))
             for column, name in (("p5", "5 %"), ("median", "median"), ("p95", "95 %"))
         ),
     ]
