@@ -58,6 +58,8 @@ def block_logits(model: GPT, tokens: Tensor, precisions: list[list[str]]) -> Ten
             queries, keys, values = (
                 projection(normed).view(config.num_heads, config.head_dim) for projection in (block.Q, block.K, block.V)
             )
+            # The cache holds 16 bits, whatever the model computes in.
+            keys, values = keys.bfloat16().to(dtype), values.bfloat16().to(dtype)
             outputs = []
             for head in range(config.num_heads):
                 key_cache, value_cache = (caches[layer][kind][head] for kind in (0, 1))
