@@ -19,7 +19,7 @@ from typing import Any
 
 from kvstages.cli import STAGES
 from kvstages.files import write_json, write_table
-from kvstages.manifest import processor
+from kvstages.provenance import processor
 
 DTYPES = ("float32", "bfloat16")
 Row = dict[str, Any]
