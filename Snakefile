@@ -82,6 +82,7 @@ include: "workflow/rules/evaluation.smk"
 include: "workflow/rules/comparison.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/prediction.smk"
 include: "workflow/rules/manifest.smk"
 include: "workflow/rules/pretraining.smk"
 

@@ -23,8 +23,11 @@ from kvstages.cache import PackedCache
 from kvstages.digests import stage_modules
 from kvstages.evaluation import evaluate
 from kvstages.execution import dense_grid, window_logits
+from kvstages.fisher import window_projections
 from kvstages.gpt import GPT, GPTConfig
+from kvstages.grid import PARTS
 from kvstages.policies import policy_record
+from kvstages.quantizer import QUANTIZED
 from kvstages.runtime import DTYPES, Setting, prepare
 from kvstages.sweep import sweep_layer
 
@@ -116,6 +119,56 @@ def sweep_case(
         "minimal_tflop": flops / 1e12,
         "matmul_gflops": speed / 1e9,
         "share_of_matmul": flops / spent / speed,
+    }
+
+
+def processor_seconds(function: Callable[[], Any]) -> float:
+    """Seconds of this process's threads: what other processes do on the machine hardly counts."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def fisher_case(
+    shape: str, threads: int, probes: int = 32, heads: int = 0, depth: int = 0, precisions: int = 4
+) -> dict[str, Any]:
+    """All scores from gradients against the sweep of all parts and precisions, in one process, by its CPU time.
+
+    Of the sweep the lowest and the highest layer are run: its cost falls evenly in between. Both are also told in
+    forward passes of the model over the same blocks, which run before, between and after.
+    """
+    place = prepare("cpu", threads)
+    base = SHAPES[shape]
+    heads, depth = heads or base.num_heads, depth or base.num_layers
+    config = GPTConfig(base.vocab_size, base.context_len, base.head_dim * heads, depth, heads)
+    model, tokens = random_model(config, "float32").to(place), random_tokens(config, 8, 64)
+    wanted = QUANTIZED[:precisions]
+    tried = [(part, precision) for part in PARTS for precision in wanted]
+    setting = Setting("parallel", "float32")
+
+    @torch.no_grad()
+    def forward() -> None:
+        model(tokens)
+
+    window_projections(model, tokens[:1], wanted, 1, MEMORY)
+    forward()
+    passes = [processor_seconds(forward) for _ in range(5)]
+    estimated = processor_seconds(lambda: window_projections(model, tokens, wanted, probes, MEMORY))
+    passes += [processor_seconds(forward) for _ in range(5)]
+    ends = [
+        processor_seconds(lambda layer=layer: sweep_layer(model, tokens, layer, tried, setting, MEMORY))
+        for layer in (0, depth - 1)
+    ]
+    passes += [processor_seconds(forward) for _ in range(5)]
+    measured, one = depth * sum(ends) / 2, statistics.median(passes)
+    return {
+        "forward_seconds": one,
+        "fisher_seconds": estimated,
+        "sweep_seconds": measured,
+        "fisher_passes": estimated / one,
+        "sweep_passes": measured / one,
+        "sweep_over_fisher": measured / estimated,
+        "scores": depth * heads * len(tried),
     }
 
 
@@ -297,6 +350,7 @@ CASES = {
     "decode": decode_case,
     "import": import_case,
     "profile": profile_case,
+    "fisher": fisher_case,
 }
 
 

@@ -1,11 +1,11 @@
 """Pin everything that pyproject.toml asks for, by version and sha256: ``make lock`` writes envs/lock.
 
-build.txt builds the packages that are published as source only, common.txt is everything but torch, cpu.txt and cuda.txt
-are torch's two builds, the second with the libraries that it needs. uv resolves, for every platform and every Python
-that pyproject.toml allows at once; arguments are handed to it, so that ``--upgrade-package NAME`` moves one package and
-``--upgrade`` all of them. Without, each pin that still fits stays. The index of packages knows one build of torch only,
-which for Linux is the one for CUDA; the sha256 of the CPU's wheels, which PyTorch's own index serves, are kept in
-torch-cpu.sha256.
+build.txt builds the packages that are published as source only, common.txt is everything but torch, cpu.txt and
+cuda.txt are torch's two builds, the second with the libraries that it needs. uv resolves, for every platform and
+every Python that pyproject.toml allows at once; arguments are handed to it, so that ``--upgrade-package NAME`` moves
+one package and ``--upgrade`` all of them. Without, each pin that still fits stays. The index of packages knows one
+build of torch only, which for Linux is the one for CUDA; the sha256 of the CPU's wheels, which PyTorch's own index
+serves, are kept in torch-cpu.sha256.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.joint_table import read_joint
-from kvstages.statistics import percentile_interval, rank_correlation, resampled_means
+from kvstages.statistics import percentile_interval, rank_correlation, rank_correlations, resampled_means
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +91,7 @@ def _row(policies: pd.DataFrame, drawn: np.ndarray) -> dict[str, Any]:
     correlation = low = high = None
     if len(policies) >= FEWEST:
         correlation = rank_correlation(proxy, policies["mean_kl"].to_numpy())
-        low, high = percentile_interval(_rank_correlations(proxy, drawn))
+        low, high = percentile_interval(rank_correlations(proxy, drawn))
     low5, middle, high95 = ratio.quantile([0.05, 0.5, 0.95])
     return {
         "policies": len(policies),
@@ -104,18 +104,6 @@ def _row(policies: pd.DataFrame, drawn: np.ndarray) -> dict[str, Any]:
         "p5_ratio": low5,
         "p95_ratio": high95,
     }
-
-
-def _rank_correlations(fixed: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Spearman's correlation of ``fixed`` [P] with each row of ``drawn`` [N, P]; equal values by their order."""
-    import numpy as np
-
-    def centred(values: np.ndarray) -> np.ndarray:
-        ranks = np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")
-        return ranks - (values.shape[-1] - 1) / 2
-
-    one, other = centred(fixed), centred(drawn)
-    return other @ one / (one @ one)
 
 
 def _decade(exponent: int | str) -> str:

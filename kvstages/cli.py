@@ -22,6 +22,7 @@ STAGES = {
     "fisher": "Estimate all sensitivities at once, from gradients.",
     "allocate": "Give every head a precision, under a budget or uniformly.",
     "candidates": "Make a set of policies to measure together: at equal bytes, or a frontier.",
+    "predict": "Foretell the joint KL of policies from gradients, beside what was measured.",
     "refine": "Reallocate by what moves add, measured again around a policy.",
     "evaluate": "Measure a policy jointly against the reference.",
     "measure": "Measure a set of policies jointly against one reference.",

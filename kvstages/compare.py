@@ -48,7 +48,7 @@ KINDS = {
     "divergence": r"(^|_)kl(_|$)|proxy$|reconstruction_error|^(sum|minimum|median|maximum)$",
 }
 # Whole numbers that count what may flip by rounding: few rows of a column may differ.
-FLIPS = {"agrees", "below_floor"}
+FLIPS = {"agrees", "below_floor", "agrees_alone", "first_agrees_alone"}
 # Single positions: a code that rounds the other way moves their KL by half and more, while means hardly move. So these
 # columns are compared as a whole: the distance of the two over the length of the longer one.
 COLUMN = "positions"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstages.joint_table import PUBLISHED, RANDOM, Joint, read_comparison
 from kvstages.records import read_record
-from kvstages.statistics import block_interval, paired_difference, relative_reduction
+from kvstages.statistics import block_interval, mcnemar_counts, paired_difference, relative_reduction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,10 +27,10 @@ def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
 
     A recipe's figures are those of its policy; of random ones the mean over all of them, and ``SPREAD`` over the
     policies. ``kl_reduction`` is 1 − joint KL / that of the published recipe at that budget, above 0 is better; like
-    ``agreement_difference`` (recipe − published) it is paired over blocks. ``random_less_kl``: the share of the random
-    policies whose joint KL is less; ``drawn_less_proxy``: of all that were drawn, those whose proxy is less (from the
-    candidates.json beside joint.csv, empty where their table cannot score the policy). Intervals: 95 %, bootstrap over
-    blocks.
+    ``agreement_difference`` (recipe − published) it is paired over blocks; ``agreement_p`` is McNemar's, of the
+    latter. ``random_less_kl``: the share of the random policies whose joint KL is less; ``drawn_less_proxy``: of all
+    that were drawn, those whose proxy is less (from the candidates.json beside joint.csv, empty where their table
+    cannot score the policy). Intervals: 95 %, bootstrap over blocks.
     """
     import pandas as pd
 
@@ -57,7 +57,7 @@ def _row(recipe: str, joint: Joint, random: np.ndarray, below: dict[str, float])
 
     own, base = joint.rows(recipe), joint.rows(PUBLISHED)[0]
     policies, metrics = joint.policies.iloc[own], joint.metrics
-    kl, agreement, cross_entropy = (metrics[name][own].mean(axis=0) for name in metrics)
+    kl, agreement, cross_entropy, alone, first_alone = (metrics[name][own].mean(axis=0) for name in metrics)
     other = recipe != PUBLISHED
     # Against a KL of 0 (a budget that leaves all in BF16) there is nothing to reduce.
     reducible = other and (metrics["mean_kl"][base] > 0).all()
@@ -79,6 +79,7 @@ def _row(recipe: str, joint: Joint, random: np.ndarray, below: dict[str, float])
             "agreement_difference",
             *(paired_difference(agreement, metrics["agreement"][base]) if other else [None] * 3),
         ),
+        "agreement_p": mcnemar_counts(int(alone.sum()), int(first_alone.sum())) if other and recipe != RANDOM else None,
         "cross_entropy": cross_entropy.mean(),
         "random_less_kl": float((random < kl.mean()).mean()) if len(random) and recipe != RANDOM else None,
         "drawn_less_proxy": below.get(policies["policy"].iloc[0]) if recipe != RANDOM else None,

@@ -7,50 +7,20 @@ Axes: B blocks, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvstages.execution import window_logits
-from kvstages.files import read_json
 from kvstages.gpt import GPT
 from kvstages.grid import Grid
 from kvstages.metrics import cross_entropy, divergence, exponential_sum
-from kvstages.model_config import GPTConfig
-from kvstages.policies import check_policy
 from kvstages.runtime import Setting
 
 OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
-MEANS = ["mean_kl", "agreement", "cross_entropy"]
+MEANS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
 JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "proxy", "block", *MEANS]
-KEYS = (*OF_POLICY, "ladder", "bytes", "proxy", "precisions")
-
-
-def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
-    """The policies of sets, one after the other.
-
-    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
-    """
-    policies: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        record = read_json(path)
-        found = record.get("policies") if isinstance(record, Mapping) else None
-        if not isinstance(found, list) or not found:
-            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage candidates")
-        for index, policy in enumerate(found):
-            try:
-                check_policy(policy, config)
-                missing = [key for key in KEYS if key not in policy]
-                if missing:
-                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
-                if policy["policy"] in policies:
-                    raise ValueError(f"a second policy of the name {policy['policy']}")
-            except ValueError as error:
-                raise ValueError(f"{path}: policies[{index}]: {error}") from None
-            policies[policy["policy"]] = policy
-    return list(policies.values())
 
 
 @torch.no_grad()
@@ -66,37 +36,43 @@ def measure(
     """Columns of a table by policy (in the order given) and block: means over the block's positions.
 
     Token ids [B, T], ``reference`` logits [B, T, V] by the same execution, memory in bytes. KL in nats, agreement as a
-    share, cross entropy over the T − 1 targets. Policies with equal precisions are run once. ValueError where the
-    reference does not fit the window.
+    share, cross entropy over the T − 1 targets. For McNemar's test: the positions where the policy's argmax
+    is the reference's and the first policy's is not, and the other way round. Policies with equal precisions are run
+    once. ValueError where the reference does not fit the window.
     """
     expected = (*tokens.shape, model.config.vocab_size)
     if tuple(reference.shape) != expected:
         raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")
     reference = reference.to(tokens.device)
     total, top = exponential_sum(reference), reference.argmax(dim=-1)
-    found: dict[Grid, Tensor] = {}
+    found: dict[Grid, tuple[Tensor, Tensor]] = {}
     rows = []
     for done, policy in enumerate(policies):
         grid = Grid.of_record(policy["precisions"])
         if grid not in found:
             parts = [
-                _block_means(logits, tokens[blocks], reference[blocks], total[blocks], top[blocks])
+                _block_metrics(logits, tokens[blocks], reference[blocks], total[blocks], top[blocks])
                 for blocks, logits in window_logits(model, tokens, grid, setting, memory)
             ]
-            found[grid] = torch.cat(parts).cpu()
+            found[grid] = tuple(torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        means, agrees = found[grid]
+        first = next(iter(found.values()))[1]
+        alone = torch.stack(((agrees & ~first).sum(dim=1), (first & ~agrees).sum(dim=1)), dim=1)
         size = policy["bytes"]
         known = [policy[key] for key in OF_POLICY]
         precisions = " ".join(name for name in policy["ladder"] if name != "bf16")
         rows += [
-            (*known, precisions, size["total"], size["bf16"], policy["proxy"], block, *values)
-            for block, values in enumerate(found[grid].tolist())
+            (*known, precisions, size["total"], size["bf16"], policy["proxy"], block, *values, *counts)
+            for block, (values, counts) in enumerate(zip(means.tolist(), alone.tolist(), strict=True))
         ]
         progress((done + 1) / len(policies))
     return {name: [row[index] for row in rows] for index, name in enumerate(JOINT_COLUMNS)}
 
 
-def _block_means(logits: Tensor, tokens: Tensor, reference: Tensor, total: Tensor, top: Tensor) -> Tensor:
-    """Mean KL, agreement and cross entropy of each block: FP64 [B, 3]."""
+def _block_metrics(
+    logits: Tensor, tokens: Tensor, reference: Tensor, total: Tensor, top: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean KL, agreement and cross entropy of each block, FP64 [B, 3]; whether each position agrees, [B, T]."""
+    agrees = logits.argmax(dim=-1) == top
     kl = divergence(logits, reference, total).mean(dim=1)
-    agreement = (logits.argmax(dim=-1) == top).double().mean(dim=1)
-    return torch.stack((kl, agreement, cross_entropy(logits, tokens).mean(dim=1)), dim=1)
+    return torch.stack((kl, agrees.double().mean(dim=1), cross_entropy(logits, tokens).mean(dim=1)), dim=1), agrees

@@ -22,8 +22,9 @@ TEXTS = [
     "policy", "recipe", "allocator", "sensitivity", "unit", "precisions", "window", "execution", "compute_dtype"
 ]  # fmt: skip
 SIZES = ["bytes", "bf16_bytes", "proxy"]
-# What was measured on each block: means over its positions; cross entropy over its targets.
-METRICS = ["mean_kl", "agreement", "cross_entropy"]
+# What was measured on each block: means over its positions; cross entropy over its targets. The last two count
+# positions where, of this policy and the first of its table, only one has the reference's argmax.
+METRICS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
 
 PUBLISHED, RANDOM, UNIFORM = "published", "random", "uniform"
 
@@ -72,12 +73,13 @@ def read_joint(path: Path) -> Joint:
 def read_comparison(path: Path) -> tuple[str, Joint]:
     """Budget (the name of the folder) and policies of a comparison at equal bytes.
 
-    ValueError unless it has the recipe published, and one policy of every recipe but random.
+    ValueError unless the first policy, which the others' agreement was counted against, is the published recipe's, and
+    every recipe but random has one policy.
     """
     joint = read_joint(path)
     recipes = joint.policies["recipe"]
-    if PUBLISHED not in set(recipes):
-        raise ValueError(f"{path}: no recipe {PUBLISHED}; found {', '.join(dict.fromkeys(recipes))}")
+    if recipes.iloc[0] != PUBLISHED:
+        raise ValueError(f"{path}: the first policy is of the recipe {recipes.iloc[0]}, expected {PUBLISHED}")
     several = recipes[(recipes != RANDOM) & recipes.duplicated()]
     if len(several):
         raise ValueError(f"{path}: several policies of the recipe {several.iloc[0]}, expected one")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # What an evaluation reads of a policy's record.
 POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
+# What a set of policies says of each.
+SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "bytes", "proxy", "precisions")
 STEP_COLUMNS = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
 
 
@@ -148,3 +150,28 @@ def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return policy
+
+
+def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
+    """The policies of sets, one after the other.
+
+    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
+    """
+    policies: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        record = read_json(path)
+        found = record.get("policies") if isinstance(record, Mapping) else None
+        if not isinstance(found, list) or not found:
+            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage candidates")
+        for index, policy in enumerate(found):
+            try:
+                check_policy(policy, config)
+                missing = [key for key in SET_KEYS if key not in policy]
+                if missing:
+                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
+                if policy["policy"] in policies:
+                    raise ValueError(f"a second policy of the name {policy['policy']}")
+            except ValueError as error:
+                raise ValueError(f"{path}: policies[{index}]: {error}") from None
+            policies[policy["policy"]] = policy
+    return list(policies.values())

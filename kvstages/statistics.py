@@ -115,7 +115,11 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     if first.shape != second.shape:
         raise ValueError(f"paired outcomes of shapes {first.shape} and {second.shape}, expected the same")
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    return mcnemar_counts(int((first & ~second).sum()), int((second & ~first).sum()))
+
+
+def mcnemar_counts(only_first: int, only_second: int) -> float:
+    """``mcnemar`` from the number of positions where only the first policy succeeds, and only the second."""
     coins = only_first + only_second
     tail = ways = 1
     for heads in range(min(only_first, only_second)):
@@ -133,6 +137,18 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
         raise ValueError(f"numbers of shapes {first.shape} and {second.shape}, expected lists of one length above 1")
     return correlation(_mean_ranks(first), _mean_ranks(second))
+
+
+def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation of lists [..., N] that broadcast against each other: [...]. For many draws at once:
+    equal values are ranked by their order, which ``rank_correlation`` does not do."""
+
+    def centred(values: np.ndarray) -> np.ndarray:
+        ranks = np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")
+        return ranks - (values.shape[-1] - 1) / 2
+
+    one, other = centred(np.asarray(first)), centred(np.asarray(second))
+    return (one * other).sum(axis=-1) / np.square(one).sum(axis=-1)
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:

@@ -28,7 +28,7 @@ else
 fi
 echo "image: $tag; folder: $work"
 
-# Both runs start from a copy of the repository as it is here, commited or not, without anything that was made before.
+# Both runs start from a copy of the repository as it is here, committed or not, without anything that was made before.
 copy() {
     mkdir -p "$1"
     (cd "$repository" && git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents -Pt "$1")
@@ -66,9 +66,11 @@ started=$SECONDS
     --apptainer-args="$arguments" >"$work/inside.log" 2>&1) || fail "inside: see $work/inside.log"
 pass "inside: $(find "$work/inside/results" -type f | wc -l) files in $((SECONDS - started)) s"
 
-activated=$(grep -c '^Activating .* image' "$work/inside.log" || true)
+# Every job but `all`, which has no command, must have entered the image.
+entered=$(grep -c '^Activating .* image' "$work/inside.log" || true)
 jobs=$(grep -c '^Finished jobid' "$work/inside.log" || true)
-echo "jobs inside: $jobs; jobs that entered the image: $activated"
+[ "$entered" -gt 0 ] && [ $((jobs - entered)) -le 1 ] || fail "of $jobs jobs inside, $entered entered the image"
+pass "$entered jobs entered the image"
 
 for place in outside inside; do
     (cd "$work/$place/results/$study" && sha256sum --quiet --check SHA256SUMS) || fail "$place: a result is not what it was"

@@ -56,6 +56,15 @@ STUDY = {
     },
 }
 
+# Every allocator, unit and precision, on few policies.
+COMPARISON = {
+    "budgets": [0.0003],
+    "precisions": ["int8", "int4", "int3", "int2"],
+    "random": 3,
+    "draws": 50,
+    "frontier": 4,
+}
+
 
 def decoder() -> Any:
     """A random decoder of ``SHAPE``, the same each time."""
@@ -206,6 +215,7 @@ def finished(
     """The small study, bundled with its working directory, run from nothing to its manifest."""
     project = Project(tmp_path_factory.mktemp("finished"), probe)
     shutil.copytree(artifacts[0], project.folder / "resources" / "bundled" / "small")
-    project.configure(study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts))
+    study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
+    project.configure({**study, "comparison": COMPARISON})
     project.run("--cores", "2")
     return project

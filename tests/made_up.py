@@ -79,7 +79,8 @@ def policy_rows(
     return pd.DataFrame({
         "policy": policy, "recipe": recipe or policy, "allocator": allocator, "sensitivity": source, "unit": unit,
         "precisions": precisions, "bytes": size, "bf16_bytes": BF16_BYTES, "proxy": proxy, "block": range(len(kl)),
-        "mean_kl": kl, "agreement": agreement, "cross_entropy": 3.5, **JOINT_SETTING,
+        "mean_kl": kl, "agreement": agreement, "cross_entropy": 3.5, "agrees_alone": 3, "first_agrees_alone": 1,
+        **JOINT_SETTING,
     })  # fmt: skip
 
 

@@ -13,8 +13,11 @@ import numpy as np
 import pandas as pd
 from made_up import write_comparison
 
-from kvstages.files import write_json, write_table
+from kvstages.files import write_json, write_table, write_tensors
+from kvstages.grid import PARTS
 from kvstages.names import split_policy
+from kvstages.prediction import PREDICTION_COLUMNS, PREDICTORS
+from kvstages.projections import TENSOR, Projections, record_of, sensitivity_columns
 from kvstages.published import (
     SHIPPED,
     published_adaptation,
@@ -67,7 +70,25 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
             for policy, metrics in adapted["policies"].items():
                 metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
-    return write_comparison(folder)
+    write_comparison(folder)
+    write_fisher(folder, scores)
+    return folder
+
+
+def write_fisher(folder: Path, scores: dict[str, np.ndarray]) -> None:
+    """Scores from gradients around the published ones, their projections, and predictions of the frontier."""
+    random = np.random.default_rng(0)
+    size = np.sqrt(64 * np.stack(list(scores.values()), axis=-1))
+    values = random.normal(size=(8, 4, len(size), 2 * size.shape[1], 2)) * np.concatenate((size, size), axis=1)
+    found = Projections(values, tuple(scores), 64)
+    error = {(part, precision): np.full((*size.shape[:2], 4), 1e-5) for part in PARTS for precision in scores}
+    write_table(folder / "sensitivity" / "fisher.csv", sensitivity_columns(found, error))
+    write_tensors(folder / "fisher" / "projections.safetensors", {TENSOR: values}, record_of(found.precisions, 64, "w"))
+    joint = pd.read_csv(folder / "frontier" / "joint.csv")
+    joint = joint[joint["block"] < 4].rename(columns={"mean_kl": "joint_kl"})
+    for name in PREDICTORS:
+        joint[name] = joint["joint_kl"] * random.lognormal(0.0, 0.2, len(joint))
+    write_table(folder / "fisher" / "predictions.csv", joint[PREDICTION_COLUMNS])
 
 
 def figure_arguments(name: str, study: Path) -> list[str]:
@@ -79,6 +100,7 @@ def figure_arguments(name: str, study: Path) -> list[str]:
         **comparison_arguments(study),
         "floor": [str(study / SENSITIVITY)],
         "sensitivity": ["--sensitivity", str(study / SENSITIVITY)],
+        "fisher": ["--measured", str(study / SENSITIVITY), "--estimated", str(study / "sensitivity" / "fisher.csv")],
         "allocation": greedy,
         "greedy-path": greedy,
         "storage-kl": every,
@@ -109,6 +131,13 @@ def table_arguments(name: str, study: Path) -> list[str]:
         "adaptation": [
             *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
             *(word for path in originals for word in ("--original", path)),
+        ],
+        "fisher": [
+            "--measured", str(study / SENSITIVITY),
+            "--projections", str(study / "fisher" / "projections.safetensors"),
+        ],
+        "prediction": [
+            str(study / "fisher" / "predictions.csv"), "--held-out", str(study / "frontier" / "joint.csv"),
         ],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),

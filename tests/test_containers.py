@@ -61,6 +61,7 @@ def stand_in(folder: Path, environment: dict[str, str], *arguments: str) -> subp
 
 def test_stand_in_builds_from_an_archive_and_runs_in_the_image(tmp_path):
     environment = program(tmp_path, "podman", PODMAN) | {"HOME": "/elsewhere", "PYTHONPATH": "/code"}
+    environment["APPTAINERENV_RUN"] = "{}"
     assert stand_in(tmp_path, environment, "--version").stdout == "apptainer version 1.3.0\n"
     built = stand_in(tmp_path, environment, "build", "kvstages.sif", "docker-archive:image.tar")
     assert built.returncode == 0, built.stderr
@@ -75,7 +76,7 @@ def test_stand_in_builds_from_an_archive_and_runs_in_the_image(tmp_path):
     assert "--network none" in run and "--pull=never" in words
     for volume in (f"{tmp_path}:{tmp_path}", "/work:/work", "/tmp:/tmp", "/data:/data:ro"):
         assert volume in words
-    assert "HOME=/work" in words and "PYTHONPATH" in words and "PATH" not in words
+    assert "HOME=/work" in words and {"PYTHONPATH", "RUN"} <= set(words) and "PATH" not in words
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ def test_differences_from_the_published_recipe_are_paired(rows):
     difference = ["agreement_difference", "agreement_difference_low", "agreement_difference_high"]
     assert half[difference].tolist() == pytest.approx([0.1] * 3)
     assert rows.loc["other", "kl_reduction_low"] < 0 < rows.loc["other", "kl_reduction_high"]
-    assert rows.loc["published", ["kl_reduction", *difference]].isna().all()
+    assert rows.loc["published", ["kl_reduction", "agreement_p", *difference]].isna().all()
+    # 12 positions where it alone agrees, 4 where only the published one does: 2 · Σ C(16, 0..4) / 2^16.
+    assert half["agreement_p"] == pytest.approx(2 * (1 + 16 + 120 + 560 + 1820) / 2**16)
 
 
 def test_place_among_the_random_policies(rows):

@@ -17,6 +17,7 @@ from kvstages.figures import (
     adaptation_curves,
     allocation,
     equal_bytes,
+    fisher,
     floor,
     frontier,
     greedy_path,
@@ -45,6 +46,7 @@ DRAW = {
     "equal-bytes": equal_bytes.draw,
     "frontier": frontier.draw,
     "proxy-joint": proxy_joint.draw,
+    "fisher": fisher.draw,
 }
 
 

@@ -26,8 +26,9 @@ from kvstages.verify import verify
 
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {
-    "sweep": "sweep/*/layer-*.csv",
+    "sweep": "**/layer-*.csv",
     "sensitivity": "sensitivity/*.csv",
+    "joint": "**/joint.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
@@ -46,7 +47,7 @@ CORE = {
     "evaluate_adapted",
 }
 PUBLISHED_WAY = {"execution": "incremental", "compute_dtype": "bfloat16"}
-RECORDS = {"policy": "policies/*/policy.json", "evaluation": "**/evaluation.json"}
+RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json"}
 
 
 @pytest.fixture(scope="session")
@@ -231,6 +232,14 @@ def test_records_are_what_their_dictionary_says(finished: Project, name: str) ->
     assert paths
     for path in paths:
         jsonschema.validate(json.loads(path.read_text()), schema)
+
+
+def test_sets_of_policies_are_what_their_dictionary_says(finished: Project) -> None:
+    results = finished.folder / "results" / "small"
+    paths = [*results.glob("**/candidates.json")]
+    assert len(paths) == 2
+    for path in paths:
+        jsonschema.validate(json.loads(path.read_text()), dictionary("candidates"))
 
 
 @pytest.mark.parametrize("name", [path.name.split(".")[0] for path in sorted(SCHEMAS.iterdir())])

@@ -159,3 +159,15 @@ def proxy_joint_command(tables: tuple[Path, ...], output: Path) -> None:
     from kvstages.figures.style import write_figure
 
     write_figure(output, numbers(tables), draw)
+
+
+@command.command("fisher")
+@click.option("--measured", type=FILE, required=True, help="Sensitivity table of measured scores.")
+@click.option("--estimated", type=FILE, required=True, help="Sensitivity table of the stage fisher.")
+@output_option
+def fisher_command(measured: Path, estimated: Path, output: Path) -> None:
+    """Scores from gradients against measured ones. A point for each unit and precision, and the ratio of the two."""
+    from kvstages.figures.fisher import draw, numbers
+    from kvstages.figures.style import write_figure
+
+    write_figure(output, numbers(measured, estimated), draw)

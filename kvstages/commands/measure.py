@@ -49,7 +49,8 @@ def command(
     from kvstages.checkpoints import load_model
     from kvstages.evaluation import read_reference
     from kvstages.files import write_table
-    from kvstages.joint import measure, read_policies
+    from kvstages.joint import measure
+    from kvstages.policies import read_policies
     from kvstages.runtime import Setting, prepare
     from kvstages.windows import load_window
 

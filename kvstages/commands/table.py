@@ -126,6 +126,30 @@ def proxy_joint_command(tables: tuple[Path, ...], title: str | None, output: Pat
     _write(output, *proxy_joint_table(tables, title))
 
 
+@command.command("fisher")
+@click.option("--measured", type=FILE, required=True, help="Sensitivity table of measured scores.")
+@click.option("--projections", type=FILE, required=True, help="Projections of the stage fisher.")
+@title_option
+@output_option
+def fisher_command(measured: Path, projections: Path, title: str | None, output: Path) -> None:
+    """How near scores from gradients come to measured ones. By part, precision and number of probes."""
+    from kvstages.tables.fisher import fisher_table
+
+    _write(output, *fisher_table(measured, projections, title))
+
+
+@command.command("prediction")
+@click.argument("predictions", metavar="predictions.csv", type=FILE)
+@click.option("--held-out", type=FILE, multiple=True, required=True, help="joint.csv of the same policies. Repeat.")
+@title_option
+@output_option
+def prediction_command(predictions: Path, held_out: tuple[Path, ...], title: str | None, output: Path) -> None:
+    """Predicted against measured joint KL. With the interactions of units and without, on both windows."""
+    from kvstages.tables.prediction import prediction_table
+
+    _write(output, *prediction_table(predictions, held_out, title))
+
+
 def _folder(published: str | None) -> Path | None:
     from kvstages.published import published_folder
 

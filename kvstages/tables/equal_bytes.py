@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 NOTES = [
     "Less KL and the change of agreement are paired: both policies are measured on the same blocks, and these are "
     "resampled for both together. Where the interval holds 0, the data do not tell the two apart.",
+    "McNemar's p: the exact two-sided test of whether the recipe and the published one agree equally often, over "
+    "positions as if these were independent; the interval, over blocks, is the safer one.",
     "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the "
     "published recipe at the same budget; below 0 is more KL.",
     "Equal bytes: each budget is the KL budget of the published recipe, in nats of its proxy. Every other recipe takes "
@@ -39,6 +41,7 @@ def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> 
         Column("less KL than published", "kl_reduction", share, interval=True),
         Column("agreement", "agreement", percent, interval=True),
         Column("change of agreement (points)", "agreement_difference", points, interval=True),
+        Column("McNemar's p", "agreement_p", p_value),
         Column("random ones with less KL", "random_less_kl", percent),
         Column("drawn ones with less proxy", "drawn_less_proxy", percent),
     ]
@@ -73,6 +76,11 @@ def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> 
 def share(value: float) -> str:
     """A share as per cent with one decimal, and a real minus."""
     return f"{decimal(1)(100 * value)} %"
+
+
+def p_value(value: float) -> str:
+    """A p value with three decimals; never a plain 0."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def points(value: float) -> str:

@@ -7,10 +7,10 @@ Makes: nothing; functions only.
 FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"]
 FLOOR_FIGURES = ["floor"]
 ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
-COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint"]
+COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint", "fisher"]
 TABLES = ["results", "divergence", "sensitivity-summary"]
 ADAPTATION_TABLES = ["adaptation"]
-COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint"]
+COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint", "fisher", "prediction"]
 
 
 def figure_files(study):

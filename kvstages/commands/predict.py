@@ -1,0 +1,55 @@
+"""``kvstages predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvstages.commands import options
+
+
+@click.command("predict")
+@click.argument("sweeps", type=options.INPUT, nargs=-1, required=True)
+@options.model
+@click.option("--projections", type=options.INPUT, required=True, help="From the stage fisher.")
+@click.option(
+    "--policies",
+    type=options.INPUT,
+    multiple=True,
+    required=True,
+    help="Set of policies, from the stage candidates. May be given more than once.",
+)
+@click.option(
+    "--joint",
+    type=options.INPUT,
+    required=True,
+    help="The same policies measured on the window of the projections, from the stage measure.",
+)
+@click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
+def command(
+    sweeps: tuple[Path, ...],
+    model: Path,
+    projections: Path,
+    policies: tuple[Path, ...],
+    joint: Path,
+    output: Path,
+) -> None:
+    """Foretell the joint KL of policies: adding up their units' scores, and with the interactions of all units.
+
+    SWEEPS are those of the layers, for the proxy by measured scores. Writes a row for each policy and block: every
+    prediction (nats) beside the measured joint KL. All of it is on the window of the sensitivities.
+
+    Example: kvstages predict sweep/float32/layer-*.csv --model model.safetensors
+    --projections fisher/projections.safetensors --policies frontier/candidates.json --joint fisher/joint.csv
+    --output fisher/predictions.csv
+    """
+    from kvstages.files import write_table
+    from kvstages.joint_table import read_joint
+    from kvstages.model_config import read_config
+    from kvstages.policies import read_policies
+    from kvstages.prediction import predictions, unit_scores
+    from kvstages.projections import read_projections
+
+    chosen = read_policies(policies, read_config(model))
+    write_table(output, predictions(read_projections(projections), unit_scores(sweeps), chosen, read_joint(joint)))
