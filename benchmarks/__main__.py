@@ -19,7 +19,7 @@ from typing import Any
 
 from kvstages.cli import STAGES
 from kvstages.files import write_json, write_table
-from kvstages.manifest import processor
+from kvstages.provenance import processor
 
 DTYPES = ("float32", "bfloat16")
 Row = dict[str, Any]
@@ -70,6 +70,15 @@ def scaling_rows() -> Iterator[Row]:
         yield {"against": "block length", **run_case("sweep", **base, blocks=1024 // length, length=length)}
 
 
+def fisher_rows() -> Iterator[Row]:
+    """Scores from gradients and the sweep: both shapes, and against heads, layers and precisions."""
+    for shape in ("embedded", "full"):
+        yield {"against": "shape", **run_case("fisher", shape=shape, threads=1)}
+    for key, values in (("heads", (2, 4, 8)), ("depth", (3, 6, 12)), ("precisions", (1, 2, 4))):
+        for value in values:
+            yield {"against": key, **run_case("fisher", shape="embedded", threads=1, **{key: value})}
+
+
 def decode_rows() -> Iterator[Row]:
     """The mixed policy against BF16 heads, for each context and batch."""
     for context, batch in itertools.product((64, 256, 1024), (1, 8, 32)):
@@ -94,6 +103,7 @@ TABLES = {
     "sweep": lambda: sweep_rows((1, 2)),
     "study": study_rows,
     "scaling": scaling_rows,
+    "fisher": fisher_rows,
     "decode": decode_rows,
 }
 

@@ -19,20 +19,26 @@ from torch import Tensor
 
 from benchmarks import naive
 from kvstages.adaptation import Arm, adapt
+from kvstages.budgets import Budget
 from kvstages.cache import PackedCache
 from kvstages.digests import stage_modules
 from kvstages.evaluation import evaluate
 from kvstages.execution import dense_grid, window_logits
+from kvstages.fisher import window_projections
 from kvstages.gpt import GPT, GPTConfig
+from kvstages.grid import PARTS, UNITS, Grid
 from kvstages.policies import policy_record
+from kvstages.quantizer import QUANTIZED
 from kvstages.runtime import DTYPES, Setting, prepare
 from kvstages.sweep import sweep_layer
+from kvstages.sweep_table import trials
 
 FULL = GPTConfig(vocab_size=9157, context_len=1024, embedding_dim=512, num_layers=12, num_heads=8)
 EMBEDDED = GPTConfig(vocab_size=2048, context_len=256, embedding_dim=128, num_layers=12, num_heads=8)
 SHAPES = {"full": FULL, "embedded": EMBEDDED}
 MEMORY = 2048 << 20
 PRECISIONS = ("int8", "int4")
+TRIALS = trials(UNITS["head"], PRECISIONS)
 
 
 def random_model(config: GPTConfig, dtype: str) -> GPT:
@@ -100,10 +106,10 @@ def sweep_case(
     )
     chosen = list(range(config.num_layers)) if layers == "all" else [int(layer) for layer in layers.split(",")]
     model, tokens = random_model(config, dtype), random_tokens(config, blocks, length)
-    setting = Setting(execution, dtype, dtype)
-    sweep_layer(model, tokens[:1], config.num_layers - 1, PRECISIONS, setting, MEMORY)
+    setting = Setting(execution, dtype)
+    sweep_layer(model, tokens[:1], config.num_layers - 1, TRIALS, setting, MEMORY)
     before = matmul_flops(dtype)
-    spent = seconds(lambda: [sweep_layer(model, tokens, layer, PRECISIONS, setting, MEMORY) for layer in chosen])
+    spent = seconds(lambda: [sweep_layer(model, tokens, layer, TRIALS, setting, MEMORY) for layer in chosen])
     speed = max(before, matmul_flops(dtype))
     interventions = len(chosen) * config.num_heads * len(PRECISIONS)
     flops = sum(
@@ -119,6 +125,56 @@ def sweep_case(
     }
 
 
+def processor_seconds(function: Callable[[], Any]) -> float:
+    """Seconds of this process's threads: what other processes do on the machine hardly counts."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def fisher_case(
+    shape: str, threads: int, probes: int = 32, heads: int = 0, depth: int = 0, precisions: int = 4
+) -> dict[str, Any]:
+    """All scores from gradients against the sweep of all parts and precisions, in one process, by its CPU time.
+
+    Of the sweep the lowest and the highest layer are run: its cost falls evenly in between. Both are also told in
+    forward passes of the model over the same blocks, which run before, between and after.
+    """
+    place = prepare("cpu", threads)
+    base = SHAPES[shape]
+    heads, depth = heads or base.num_heads, depth or base.num_layers
+    config = GPTConfig(base.vocab_size, base.context_len, base.head_dim * heads, depth, heads)
+    model, tokens = random_model(config, "float32").to(place), random_tokens(config, 8, 64)
+    wanted = QUANTIZED[:precisions]
+    tried = [(part, precision) for part in PARTS for precision in wanted]
+    setting = Setting("parallel", "float32")
+
+    @torch.no_grad()
+    def forward() -> None:
+        model(tokens)
+
+    window_projections(model, tokens[:1], wanted, 1, MEMORY)
+    forward()
+    passes = [processor_seconds(forward) for _ in range(5)]
+    estimated = processor_seconds(lambda: window_projections(model, tokens, wanted, probes, MEMORY))
+    passes += [processor_seconds(forward) for _ in range(5)]
+    ends = [
+        processor_seconds(lambda layer=layer: sweep_layer(model, tokens, layer, tried, setting, MEMORY))
+        for layer in (0, depth - 1)
+    ]
+    passes += [processor_seconds(forward) for _ in range(5)]
+    measured, one = depth * sum(ends) / 2, statistics.median(passes)
+    return {
+        "forward_seconds": one,
+        "fisher_seconds": estimated,
+        "sweep_seconds": measured,
+        "fisher_passes": estimated / one,
+        "sweep_passes": measured / one,
+        "sweep_over_fisher": measured / estimated,
+        "scores": depth * heads * len(tried),
+    }
+
+
 def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
     """Where one layer's parallel sweep at the full shape spends its time, as shares."""
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -127,7 +183,7 @@ def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
 
     prepare("cpu", threads)
     model, tokens = random_model(FULL, dtype), random_tokens(FULL, 8, 64)
-    setting = Setting("parallel", dtype, dtype)
+    setting = Setting("parallel", dtype)
     measure = module.divergence
 
     def recorded(*arguments: Tensor) -> Tensor:
@@ -135,9 +191,9 @@ def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
             return measure(*arguments)
 
     module.divergence = recorded
-    sweep_layer(model, tokens[:1], layer, PRECISIONS, setting, MEMORY)
+    sweep_layer(model, tokens[:1], layer, TRIALS, setting, MEMORY)
     with profile(activities=[ProfilerActivity.CPU]) as run:
-        sweep_layer(model, tokens, layer, PRECISIONS, setting, MEMORY)
+        sweep_layer(model, tokens, layer, TRIALS, setting, MEMORY)
     module.divergence = measure
     events = {event.key: event for event in run.key_averages()}
     whole = sum(event.self_cpu_time_total for event in events.values())
@@ -157,7 +213,8 @@ def naive_case(shape: str, dtype: str, threads: int, blocks: int = 1) -> dict[st
     prepare("cpu", threads)
     config = SHAPES[shape]
     model, tokens = random_model(config, dtype), random_tokens(config, blocks, 64)
-    reference = torch.stack([naive.block_logits(model, block[:4], dense_grid(model)) for block in tokens])
+    dense = [["bf16"] * config.num_heads] * config.num_layers
+    reference = torch.stack([naive.block_logits(model, block[:4], dense) for block in tokens])
     reference = reference.repeat(1, 16, 1)
     spent = seconds(lambda: naive.intervention(model, tokens, 6, 3, "int4", reference))
     per_token = spent / tokens.numel()
@@ -183,13 +240,15 @@ def naive_adaptation_case(shape: str, dtype: str, threads: int, steps: int = 3) 
     return {"seconds_a_step": spent / steps}
 
 
-def mixed_policy(config: GPTConfig) -> list[list[str]]:
+def mixed_policy(config: GPTConfig) -> Grid:
     """A mixed policy in the published one's proportions: 70 INT4, 19 INT8 and 7 BF16 of 96 heads, by turns."""
     order = ["int4"] * 70 + ["int8"] * 19 + ["bf16"] * 7
     generator = torch.Generator().manual_seed(3)
     count = config.num_layers * config.num_heads
     flat = [order[int(index) % 96] for index in torch.randperm(count, generator=generator)]
-    return [flat[row * config.num_heads : (row + 1) * config.num_heads] for row in range(config.num_layers)]
+    return Grid.of_heads(
+        flat[row * config.num_heads : (row + 1) * config.num_heads] for row in range(config.num_layers)
+    )
 
 
 def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str, Any]:
@@ -198,10 +257,14 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     config = SHAPES[shape]
     model = random_model(config, dtype)
     calibration, adaptation, validation = (random_tokens(config, blocks, 64) for blocks in (8, 56, 32))
-    setting = Setting(execution, dtype, dtype)
-    grids = [dense_grid(model), *([[p] * config.num_heads] * config.num_layers for p in PRECISIONS)]
+    setting = Setting(execution, dtype)
+    grids = [dense_grid(model), *(Grid.uniform(config.num_layers, config.num_heads, p) for p in PRECISIONS)]
     grids += [mixed_policy(config)] * 5
-    policies = [policy_record("policy", "greedy", 0.01, grid, 0.0, 0, config.head_dim, 64) for grid in grids]
+    of_scores = {"unit": "head", "ladder": ("bf16", *PRECISIONS), "sensitivity": "none"}
+    policies = [
+        policy_record("policy", "greedy", Budget(0.01, "nats"), grid, 0.0, 0, config.head_dim, 64, **of_scores)
+        for grid in grids
+    ]
     arm = Arm(4, 50, 4, 1e-6, 0.01, 1.0, 1.0)
 
     def logits(tokens: Tensor) -> Tensor:
@@ -214,8 +277,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     spent = {
         "sweep": seconds(
             lambda: [
-                sweep_layer(model, calibration, layer, PRECISIONS, setting, MEMORY)
-                for layer in range(config.num_layers)
+                sweep_layer(model, calibration, layer, TRIALS, setting, MEMORY) for layer in range(config.num_layers)
             ]
         )
     }
@@ -241,8 +303,8 @@ def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int =
     model, arithmetic = random_model(FULL, dtype), DTYPES[dtype]
     tokens = random_tokens(FULL, batch, context)
 
-    def filled(grid: list[list[str]], working_copy: bool) -> PackedCache:
-        cache = PackedCache(grid, batch, FULL.head_dim, arithmetic, arithmetic, context, working_copy, device)
+    def filled(grid: Grid, working_copy: bool) -> PackedCache:
+        cache = PackedCache(grid, batch, FULL.head_dim, arithmetic, context, working_copy, device)
         for layer in range(FULL.num_layers):
             past = torch.randn(batch, FULL.num_heads, context - steps, FULL.head_dim).to(arithmetic)
             cache.update(past, past, layer)
@@ -282,7 +344,7 @@ def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int =
 def import_case(stage: str, threads: int = 1) -> dict[str, Any]:
     """Seconds that a fresh interpreter takes to start and to import everything that a stage needs."""
     names = [name for name in stage_modules(stage) if not name.endswith("__main__")]
-    if stage in ("adapt", "make-embedded-model"):
+    if stage == "make-embedded-model":
         # What an optimizer's first step imports.
         names.append("torch._dynamo")
     fresh = f"import importlib; [importlib.import_module(name) for name in {names!r}]"
@@ -297,6 +359,7 @@ CASES = {
     "decode": decode_case,
     "import": import_case,
     "profile": profile_case,
+    "fisher": fisher_case,
 }
 
 

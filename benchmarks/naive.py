@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from kvstages.gpt import GPT
 from kvstages.metrics import divergence
-from kvstages.quantizer import LEVELS, choose_scale, dequantize, pack_int4, quantize, unpack_int4
+from kvstages.quantizer import LEVELS, choose_scale, dequantize, pack, quantize, unpack
 
 
 class HeadCache:
@@ -32,14 +32,14 @@ class HeadCache:
         scale = choose_scale(x)
         codes = quantize(x, scale, LEVELS[self.precision])
         self.scales.append(scale)
-        self.payload.append(pack_int4(codes) if self.precision == "int4" else codes)
+        self.payload.append(pack(codes, 4) if self.precision == "int4" else codes)
 
     def past(self) -> Tensor:
         """All stored vectors [tokens, D], unpacked."""
         stored = torch.stack(self.payload)
         if self.precision == "bf16":
             return stored
-        codes = unpack_int4(stored, self.head_dim) if self.precision == "int4" else stored
+        codes = unpack(stored, 4, self.head_dim) if self.precision == "int4" else stored
         return dequantize(codes, torch.stack(self.scales), LEVELS[self.precision], self.dtype)
 
 
@@ -58,6 +58,8 @@ def block_logits(model: GPT, tokens: Tensor, precisions: list[list[str]]) -> Ten
             queries, keys, values = (
                 projection(normed).view(config.num_heads, config.head_dim) for projection in (block.Q, block.K, block.V)
             )
+            # The cache holds 16 bits, whatever the model computes in.
+            keys, values = keys.bfloat16().to(dtype), values.bfloat16().to(dtype)
             outputs = []
             for head in range(config.num_heads):
                 key_cache, value_cache = (caches[layer][kind][head] for kind in (0, 1))

@@ -105,6 +105,54 @@ def scaling_ratios(folder: Path) -> pd.DataFrame:
     )
 
 
+def fisher_ratios(folder: Path) -> pd.DataFrame:
+    """All scores from gradients and from the sweep, in forward passes over the calibration window."""
+    table = pd.read_csv(folder / "fisher.csv")
+    value = table["shape"].astype(object)
+    for key in ("heads", "depth", "precisions"):
+        value = value.where(table["against"] != key, table[key])
+    return pd.DataFrame(
+        {
+            "against": table["against"].replace("depth", "layers"),
+            "value": [cell if isinstance(cell, str) else str(int(cell)) for cell in value],
+            "scores": table["scores"].astype(int),
+            "passes, gradients": table["fisher_passes"],
+            "passes, sweep": table["sweep_passes"],
+            "sweep over gradients": table["sweep_over_fisher"],
+            "peak memory MB": table["peak_memory_mb"],
+        }
+    )
+
+
+def draw_fisher(folder: Path) -> None:
+    """Passes of gradients and sweep at both shapes, and how they grow with heads, layers and precisions."""
+    from kvstages.figures.style import write_figure
+
+    write_figure(folder / "fisher.svg", fisher_ratios(folder), fisher_panels)
+
+
+def fisher_panels(table: pd.DataFrame) -> Figure:
+    """A panel for the two shapes, and one for each thing that grows."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+    panels = figure.subplots(1, 4, sharey=True)
+    for axes, (against, rows) in zip(panels, table.groupby("against", sort=False), strict=True):
+        places = range(len(rows))
+        looks = (("gradients", "o", "-", "black"), ("sweep", "s", ":", "0.45"))
+        for name, marker, line, colour in looks:
+            joined = "" if against == "shape" else line
+            axes.plot(places, rows[f"passes, {name}"], marker=marker, linestyle=joined, color=colour, label=name)
+        axes.axhline(100, color="0.75", linewidth=0.8, zorder=0)
+        axes.set_xticks(list(places), rows["value"])
+        axes.margins(x=0.25)
+        axes.set(yscale="log", xlabel=against, ylim=(10, None))
+    panels[0].set_ylabel("forward passes over the window")
+    panels[0].legend(frameon=False)
+    figure.suptitle("Cost of all scores: keys, values and both, every precision (line: 100 passes)", x=0.01, ha="left")
+    return figure
+
+
 def markdown(table: pd.DataFrame) -> str:
     """A table of few digits."""
     rows = [list(table.columns), ["---"] * len(table.columns)]
@@ -169,10 +217,13 @@ def summarise(folder: Path) -> str:
         "## Decoding: the mixed policy against BF16 heads, BF16 arithmetic, one thread\n\n"
         f"{markdown(decode_ratios(folder))}\n"
         "## How the sweep of the lowest layer grows, FP32, one thread\n\n"
-        f"{markdown(scaling_ratios(folder))}"
+        f"{markdown(scaling_ratios(folder))}\n"
+        "## All scores from gradients (32 probes) and from the sweep, FP32, one thread\n\n"
+        f"{markdown(fisher_ratios(folder))}"
     )
     write_text(folder / "ratios.md", text)
     draw(folder)
+    draw_fisher(folder)
     return text
 
 

@@ -19,6 +19,10 @@ from torch.nn import functional as F
 
 from kvstages.model_config import GPTConfig
 
+CACHE_LINE = 64
+# Rows of the products that a packed weight is laid out for; any other number does as well.
+PACKED_ROWS = 512
+
 
 class Cache(Protocol):
     """What the model asks of a cache: the ``update`` of Hugging Face's caches, and the mask that goes with it."""
@@ -76,6 +80,31 @@ def attend_through(cache: Cache, queries: Tensor, keys: Tensor, values: Tensor, 
     return attend(queries, keys, values, mask)
 
 
+class Linear(nn.Linear):
+    """nn.Linear; once packed it multiplies with a copy of its weight in oneDNN's own layout.
+
+    nn.Linear in BF16 on a CPU brings the weight into that layout at every call, which for a few tokens takes longer
+    than the product itself.
+    """
+
+    packed: tuple[Tensor, Tensor] | None = None
+
+    def pack(self) -> None:
+        """Keep the copy. Rows of odd width are slow to write, so outputs are filled up to whole cache lines."""
+        spare = -self.out_features % (CACHE_LINE // self.weight.element_size())
+        weight = F.pad(self.weight.detach(), (0, 0, 0, spare))
+        self.packed = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS),
+            F.pad(self.bias.detach(), (0, spare)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            return super().forward(x)
+        weight, bias = self.packed
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[..., : self.out_features]
+
+
 class Block(nn.Module):
     """One pre-norm decoder block."""
 
@@ -83,14 +112,14 @@ class Block(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.attn_norm = nn.LayerNorm(embedding_dim)
-        self.Q = nn.Linear(embedding_dim, embedding_dim)
-        self.K = nn.Linear(embedding_dim, embedding_dim)
-        self.V = nn.Linear(embedding_dim, embedding_dim)
+        self.Q = Linear(embedding_dim, embedding_dim)
+        self.K = Linear(embedding_dim, embedding_dim)
+        self.V = Linear(embedding_dim, embedding_dim)
         self.mlp_norm = nn.LayerNorm(embedding_dim)
         self.mlp = nn.Sequential(
-            nn.Linear(embedding_dim, 4 * embedding_dim),
+            Linear(embedding_dim, 4 * embedding_dim),
             nn.ReLU(inplace=True),
-            nn.Linear(4 * embedding_dim, embedding_dim),
+            Linear(4 * embedding_dim, embedding_dim),
         )
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -126,7 +155,20 @@ class GPT(nn.Module):
             nn.init.normal_(self.input_embedding.weight)
         self.register_buffer("pos_embedding", sinusoidal_positions(config.context_len, config.embedding_dim))
         self.blocks = nn.ModuleList(Block(config.embedding_dim, config.num_heads) for _ in range(config.num_layers))
-        self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size)
+        self.lm_head = Linear(config.embedding_dim, config.vocab_size)
+
+    def pack(self) -> GPT:
+        """Make products in BF16 on a CPU faster, for inference alone: the weights must not change any more.
+
+        Elsewhere, and on processors for which oneDNN has no BF16, nothing changes. The products are the same sums.
+        """
+        kind = self.lm_head.weight.dtype, self.lm_head.weight.device.type
+        supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if supported and kind == (torch.bfloat16, "cpu"):
+            for module in self.modules():
+                if isinstance(module, Linear):
+                    module.pack()
+        return self
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""

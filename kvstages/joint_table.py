@@ -73,12 +73,13 @@ def read_joint(path: Path) -> Joint:
 def read_comparison(path: Path) -> tuple[str, Joint]:
     """Budget (the name of the folder) and policies of a comparison at equal bytes.
 
-    ValueError unless it has the recipe published, and one policy of every recipe but random.
+    ValueError unless the first policy, which the others' agreement was counted against, is the published recipe's, and
+    every recipe but random has one policy.
     """
     joint = read_joint(path)
     recipes = joint.policies["recipe"]
-    if PUBLISHED not in set(recipes):
-        raise ValueError(f"{path}: no recipe {PUBLISHED}; found {', '.join(dict.fromkeys(recipes))}")
+    if recipes.iloc[0] != PUBLISHED:
+        raise ValueError(f"{path}: the first policy is of the recipe {recipes.iloc[0]}, expected {PUBLISHED}")
     several = recipes[(recipes != RANDOM) & recipes.duplicated()]
     if len(several):
         raise ValueError(f"{path}: several policies of the recipe {several.iloc[0]}, expected one")

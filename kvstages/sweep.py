@@ -87,14 +87,17 @@ def sweep_layer(
         part = tokens[start : start + step]
         rows = slice(start, start + len(part))
         recorded = RecordedRounding(layer)
-        model.run_layers(model.embed(part), DenseBlockCache(part.device, recorded))
+        below = model.run_layers(model.embed(part), DenseBlockCache(part.device, recorded), last=layer)
+        # In BF16 arithmetic keys and values are BF16 already, and every rounding in the model is a layer's own.
+        shares = setting.dtype != STORAGE
+        last = None if shares else layer + 1
+        model.run_layers(below, DenseBlockCache(part.device, recorded), first=layer, last=last)
         for trial in trials:
             error[trial][:, rows] = reconstruction_error(recorded.stored, *trial).cpu()
-        # In BF16 arithmetic keys and values are BF16 already, and every rounding in the model is a layer's own.
         rounding = storage_rounding
-        if setting.dtype != STORAGE:
+        if shares:
             rounding = SharedRounding(recorded.errors, same=layer if base is None else -1)
-        for variant, found in _sweep_blocks(model, part, layer, variants, setting, memory, base, rounding):
+        for variant, found in _sweep_blocks(model, part, layer, variants, setting, memory, base, rounding, below):
             mean = found.mean(dim=1).cpu()
             if variant.trial is None:
                 base_kl[rows] = mean
@@ -129,6 +132,7 @@ def _sweep_blocks(
     memory: int,
     base: Grid | None,
     rounding: Rounding,
+    below: Tensor,
 ) -> Iterator[tuple[Variant, Tensor]]:
     """KL [B, T] of every variant of ``layer`` on blocks that fit together."""
     groups = _groups(model, tokens, variants, setting.execution, memory)
@@ -140,7 +144,7 @@ def _sweep_blocks(
             reference[blocks] = logits
         total = exponential_sum(reference)
     kl = torch.empty(len(variants), *tokens.shape, dtype=torch.float64, device=tokens.device)
-    for where, group, logits in run(model, tokens, layer, groups, setting, base, rounding):
+    for where, group, logits in run(model, tokens, layer, groups, setting, base, rounding, below):
         if base is None and group is groups[0]:
             reference[:, where], total[:, where] = logits[0], exponential_sum(logits[0])
         for variant, own in zip(group, logits, strict=True):
@@ -189,12 +193,17 @@ def _parallel_logits(
     setting: Setting,
     base: Grid | None,
     rounding: Rounding,
+    below: Tensor,
 ) -> Iterator[tuple[slice, list[Variant], Tensor]]:
-    """Logits [n, B, T, V] of each group of n variants, all positions in one pass."""
+    """Logits [n, B, T, V] of each group of n variants, all positions in one pass.
+
+    ``below``: the reference's hidden states [B, T, E] where the layer begins, the base's too where it is unquantized.
+    """
     device = tokens.device
     # Around the intervened layer an unquantized base needs no past apart from the present, only causal attention.
     around = DenseBlockCache(device, rounding) if base is None else BlockCache(base, device, rounding)
-    below = model.run_layers(model.embed(tokens), around, last=layer)
+    if base is not None:
+        below = model.run_layers(model.embed(tokens), around, last=layer)
     block = model.blocks[layer]
     projections = block.projections(below)
     outputs = {
@@ -215,11 +224,12 @@ def _incremental_logits(
     setting: Setting,
     base: Grid | None,
     rounding: Rounding,
+    below: Tensor,
 ) -> Iterator[tuple[slice, list[Variant], Tensor]]:
     """Logits [n, B, 1, V] of each group of n variants, position by position through packed caches.
 
     The intervened layer's inputs and outputs are the base's and the same for all groups: they are run once and kept,
-    and each group then starts from them.
+    and each group then starts from them. ``below`` comes from another path and is not used.
     """
     blocks, length = tokens.shape
     base = base or dense_grid(model)

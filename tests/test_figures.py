@@ -1,5 +1,6 @@
 """Every figure: what it writes, that its CSV is what the inputs hold and all that is drawn, and its errors."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -273,6 +274,17 @@ def test_equal_bytes_fills_the_marks_that_differ_from_the_published_recipe(tmp_p
     assert [marks[place].get_marker() for place in range(3)] == ["o", "o", "s"]
     assert [text.get_text() for text in axes.texts] == ["−50 %", "−6 %"]
     assert axes.get_title(loc="left") == "budget 0.5: 195 KiB"
+
+
+@pytest.mark.parametrize("name", ["equal-bytes", "proxy-joint", "floor"])
+def test_legend_of_a_single_panel_fits_the_figure(name, drawn):
+    _, table = drawn[name]
+    column = {"equal-bytes": "budget", "proxy-joint": "sensitivity", "floor": "source"}[name]
+    with style():
+        figure = DRAW[name](table[table[column] == table[column].iloc[0]])
+        figure.savefig(io.BytesIO())
+        box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_equal_bytes_draws_every_random_policy(drawn):

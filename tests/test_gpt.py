@@ -80,3 +80,28 @@ def test_without_a_cache_attention_is_causal():
     changed[:, 6:] = (changed[:, 6:] + 1) % 50
     before, after = model(tokens, CausalCache()), model(changed)
     assert torch.equal(before[:, :6], after[:, :6]) and not torch.equal(before[:, 6:], after[:, 6:])
+
+
+@pytest.mark.parametrize("vocab", [50, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packing_changes_neither_results_nor_parameters(dtype, vocab):
+    plain = random_model(3, 2, 8, vocab, dtype=dtype)
+    packed = random_model(3, 2, 8, vocab, dtype=dtype).pack()
+    for shape in ((1, 1), (3, 1), (4, 9)):
+        tokens = random_tokens(*shape, vocab=vocab)
+        expected, found = plain(tokens), packed(tokens)
+        assert found.shape == expected.shape and found.dtype == dtype
+        assert torch.allclose(found, expected, rtol=0.02 if dtype == torch.bfloat16 else 0, atol=0.02)
+    assert plain.state_dict().keys() == packed.state_dict().keys()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, packed.state_dict()[name])
+
+
+def test_a_packed_decoder_multiplies_with_its_copy():
+    model, tokens = random_model(dtype=torch.bfloat16).pack(), random_tokens()
+    if model.lm_head.packed is None:
+        pytest.skip("oneDNN has no BF16 on this processor")
+    before = model(tokens)
+    model.lm_head.weight.zero_()
+    assert torch.equal(model(tokens), before)
+    assert all(module.packed is not None for module in model.modules() if isinstance(module, torch.nn.Linear))

@@ -13,7 +13,8 @@ from kvstages.comparison import Recipe, equal_bytes
 from kvstages.evaluation import evaluate
 from kvstages.execution import dense_grid, window_logits
 from kvstages.files import write_json
-from kvstages.joint import JOINT_COLUMNS, measure, read_policies
+from kvstages.joint import JOINT_COLUMNS, measure
+from kvstages.policies import read_policies
 from kvstages.quantizer import QUANTIZED
 from kvstages.runtime import Setting
 

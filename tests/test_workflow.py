@@ -116,7 +116,8 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
 def test_shipped_studies_are_planned(tmp_path: Path) -> None:
     project = Project(tmp_path)
     shutil.copytree(REPOSITORY / "config", tmp_path / "config")
-    assert project.jobs()["sweep_layer"] == 12
+    # In FP32, and in BF16 for the comparison.
+    assert project.jobs()["sweep_layer"] == 2 * 12
     assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
     assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
 

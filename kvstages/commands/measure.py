@@ -58,7 +58,7 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = load_model(model, setting.dtype, place)
+    decoder = load_model(model, setting.dtype, place).pack()
     chosen = read_policies(policies, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress("measure") as report:

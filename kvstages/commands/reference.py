@@ -44,7 +44,7 @@ def command(
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = load_model(model, setting.dtype, place)
+    decoder = load_model(model, setting.dtype, place).pack()
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"reference, {window}") as report:
         logits = torch.empty(*tokens.shape, decoder.config.vocab_size, dtype=setting.dtype)

@@ -71,7 +71,7 @@ def command(
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = load_model(model, setting.dtype, place)
+    decoder = load_model(model, setting.dtype, place).pack()
     tokens = load_window(windows, window, decoder.config).to(place)
     around = None if base is None else Grid.of_record(read_policy(base, decoder.config)["precisions"])
     wanted = trials(parts, precisions)

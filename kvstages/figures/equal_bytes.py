@@ -73,7 +73,7 @@ def draw(table: pd.DataFrame) -> Figure:
         handles.append(
             Patch(facecolor=RANDOM_POLICIES, alpha=0.25, label="random policies: middle 90 %, line at the median")
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, columnspacing=1.4)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, columnspacing=1.4)
     return figure
 
 

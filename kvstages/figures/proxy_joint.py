@@ -66,5 +66,5 @@ def draw(table: pd.DataFrame) -> Figure:
     lower[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     lower[0].yaxis.set_minor_formatter(NullFormatter())
     handles = dict(zip(*reversed(upper[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(7, len(handles)))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4 if len(sources) == 1 else 7)
     return figure

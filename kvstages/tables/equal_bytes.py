@@ -41,7 +41,7 @@ def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> 
         Column("less KL than published", "kl_reduction", share, interval=True),
         Column("agreement", "agreement", percent, interval=True),
         Column("change of agreement (points)", "agreement_difference", points, interval=True),
-        Column("McNemar's p", "agreement_p", decimal(3)),
+        Column("McNemar's p", "agreement_p", p_value),
         Column("random ones with less KL", "random_less_kl", percent),
         Column("drawn ones with less proxy", "drawn_less_proxy", percent),
     ]
@@ -76,6 +76,11 @@ def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> 
 def share(value: float) -> str:
     """A share as per cent with one decimal, and a real minus."""
     return f"{decimal(1)(100 * value)} %"
+
+
+def p_value(value: float) -> str:
+    """A p value with three decimals; never a plain 0."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def points(value: float) -> str:

@@ -47,7 +47,7 @@ def sensitivity_summary(
     """One row for each source, part and precision of the sensitivity tables, in the order given.
 
     ``evaluations`` are the evaluation.json of uniform policies; ``sum_over_joint`` is the sum of a precision's scores
-    over the measured mean KL of the uniform policy of that name (for keys or values alone: their share of it).
+    of whole heads over the mean KL of the uniform policy of that name, measured in the same arithmetic.
     ``median_ratio_to_int8`` is the median over heads of score / INT8 score, ``theoretical_ratio_to_int8`` what rounding
     theory says, the square of the ratio of levels. Floors are empty where the source has none.
     """
@@ -63,13 +63,14 @@ def sensitivity_summary(
         for path in sensitivities
     ]
     records = [read_record(path, ["policy", "mean_kl", *MEASURED, *WINDOW]) for path in evaluations]
-    joint = {record["policy"]: record["mean_kl"] for record in records}
-    rows = [
-        {"source": source, "part": part, **row}
-        for table in scores
-        for (source, part), own in table.groupby(["source", "part"], sort=False)
-        for row in _summarise(own, joint)
-    ]
+    joint = {(record["policy"], record["compute_dtype"]): record["mean_kl"] for record in records}
+    rows = []
+    for table in scores:
+        for (source, part), own in table.groupby(["source", "part"], sort=False):
+            # The sum of the scores of keys or values alone stands against no policy's KL.
+            own_dtype = own["compute_dtype"].iloc[0] if part == "kv" else None
+            same = {policy: kl for (policy, dtype), kl in joint.items() if dtype == own_dtype}
+            rows += [{"source": source, "part": part, **row} for row in _summarise(own, same)]
     table = pd.DataFrame(rows)
     if published is not None:
         found = _published(published)
@@ -121,7 +122,8 @@ def sensitivity_summary(
         "the cache was measured.",
         "Joint KL: the uniform policy on the held-out window "
         + "; ".join(sorted({f"{r['window']}, {r['positions']:,} positions, {settings([r])}" for r in records}))
-        + ". The sum is over the calibration window, so the quotient also compares two windows.",
+        + ". It stands beside scores of whole heads in the same arithmetic. The sum is over the calibration window, so "
+        "the quotient also compares two windows.",
         PROXY_NOTE,
         *storage_notes(records),
     ]

@@ -248,7 +248,7 @@ rule make_divergence_table:
 
 rule make_sensitivity_summary_table:
     input:
-        evaluations=policy_files(uniform_policies, "evaluation.json"),
+        evaluations=uniform_evaluations,
         sensitivity=sensitivity_files,
     output:
         html=report(

@@ -24,6 +24,18 @@ def measured_files(wildcards):
     return [f"results/{wildcards.study}/sensitivity/measured-{dtype}.csv" for dtype in sweep_dtypes(wildcards.study)]
 
 
+def other_dtypes(study):
+    """Arithmetics other than the study's own that scores are measured in."""
+    return [dtype for dtype in sweep_dtypes(study) if dtype != STUDIES[study]["compute_dtype"]]
+
+
+def uniform_evaluations(wildcards):
+    """The uniform policies, measured jointly in every arithmetic that scores are measured in."""
+    folders = [f"results/{wildcards.study}/policies/{policy}" for policy in uniform_policies(wildcards.study)]
+    places = ["", *(f"/{dtype}" for dtype in other_dtypes(wildcards.study))]
+    return [f"{folder}{place}/evaluation.json" for folder in folders for place in places]
+
+
 def sensitivity_arguments(wildcards, input):
     """The sensitivity tables, as arguments of `candidates`."""
     return [word for path in input.sensitivities for word in ("--sensitivity", path)]
@@ -107,4 +119,11 @@ def comparison_files(study):
     return [
         *(f"comparison/{budget}/{name}" for budget in comparison_budgets(study) for name in names),
         *("frontier/candidates.json", "frontier/joint.csv", "fisher/joint.csv", "fisher/predictions.csv"),
+        *(f"reference/{dtype}/validation.safetensors" for dtype in other_dtypes(study)),
+        *(
+            f"policies/{policy}/{dtype}/{name}"
+            for policy in uniform_policies(study)
+            for dtype in other_dtypes(study)
+            for name in ("evaluation.json", "positions.csv")
+        ),
     ]
