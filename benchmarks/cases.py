@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from torch import Tensor
 from benchmarks import naive
 from kvstages.adaptation import Arm, adapt
 from kvstages.cache import PackedCache
-from kvstages.digests import stage_modules
 from kvstages.evaluation import evaluate
 from kvstages.execution import dense_grid, window_logits
 from kvstages.fisher import window_projections
@@ -332,23 +330,12 @@ def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int =
     }
 
 
-def import_case(stage: str, threads: int = 1) -> dict[str, Any]:
-    """Seconds that a fresh interpreter takes to start and to import everything that a stage needs."""
-    names = [name for name in stage_modules(stage) if not name.endswith("__main__")]
-    if stage in ("adapt", "make-embedded-model"):
-        # What an optimizer's first step imports.
-        names.append("torch._dynamo")
-    fresh = f"import importlib; [importlib.import_module(name) for name in {names!r}]"
-    return {"seconds": seconds(lambda: subprocess.run([sys.executable, "-c", fresh], check=True))}
-
-
 CASES = {
     "sweep": sweep_case,
     "naive": naive_case,
     "naive-adaptation": naive_adaptation_case,
     "study": study_case,
     "decode": decode_case,
-    "import": import_case,
     "profile": profile_case,
     "fisher": fisher_case,
 }
