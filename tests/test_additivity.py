@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_up import policy_rows, write_comparison, write_set
 
-from kvstages.additivity import _rank_correlations, additivity, summarise
-from kvstages.statistics import rank_correlation
+from kvstages.additivity import additivity, summarise
+from kvstages.statistics import rank_correlation, rank_correlations
 
 BLOCKS = np.array([0.5, 1.5])
 
@@ -65,4 +65,4 @@ def test_tables_measured_in_different_ways_are_refused(tmp_path):
 def test_rank_correlations_of_many_draws_are_those_of_each():
     random = np.random.default_rng(0)
     fixed, drawn = random.normal(size=9), random.normal(size=(5, 9))
-    assert _rank_correlations(fixed, drawn) == pytest.approx([rank_correlation(fixed, row) for row in drawn])
+    assert rank_correlations(fixed, drawn) == pytest.approx([rank_correlation(fixed, row) for row in drawn])
