@@ -151,7 +151,12 @@ class Project:
     def run(self, *arguments: str, status: int = 0) -> str:
         """What snakemake prints, after checking its exit status."""
         done = subprocess.run(
-            self.command(*arguments), cwd=self.folder, env=self.environment, text=True, capture_output=True, timeout=1500
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            timeout=1500,
         )
         output = done.stdout + done.stderr
         assert done.returncode == status, output
