@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstages.cli import STAGES
+from benchmarks import start_up
 from kvstages.files import write_json, write_table
 from kvstages.provenance import processor
 
@@ -91,15 +91,9 @@ def profile_rows() -> Iterator[Row]:
         yield run_case("profile", dtype=dtype, layer=layer)
 
 
-def import_rows() -> Iterator[Row]:
-    """Start-up of every stage of the study."""
-    for stage in STAGES:
-        yield run_case("import", stage=stage)
-
-
 TABLES = {
     "profile": profile_rows,
-    "import": import_rows,
+    "start-up": start_up.rows,
     "sweep": lambda: sweep_rows((1, 2)),
     "study": study_rows,
     "scaling": scaling_rows,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from benchmarks import naive
 from kvstages.adaptation import Arm, adapt
 from kvstages.budgets import Budget
 from kvstages.cache import PackedCache
-from kvstages.digests import stage_modules
 from kvstages.evaluation import evaluate
 from kvstages.execution import dense_grid, window_logits
 from kvstages.fisher import window_projections
@@ -44,6 +42,11 @@ TRIALS = trials(UNITS["head"], PRECISIONS)
 def random_model(config: GPTConfig, dtype: str) -> GPT:
     torch.manual_seed(0)
     return GPT(config).to(DTYPES[dtype]).eval().requires_grad_(False)
+
+
+def packed_model(config: GPTConfig, dtype: str) -> GPT:
+    """The same, as the stages that measure load it."""
+    return random_model(config, dtype).pack()
 
 
 def random_tokens(config: GPTConfig, blocks: int, length: int) -> Tensor:
@@ -105,7 +108,7 @@ def sweep_case(
         heads or base.num_heads,
     )
     chosen = list(range(config.num_layers)) if layers == "all" else [int(layer) for layer in layers.split(",")]
-    model, tokens = random_model(config, dtype), random_tokens(config, blocks, length)
+    model, tokens = packed_model(config, dtype), random_tokens(config, blocks, length)
     setting = Setting(execution, dtype)
     sweep_layer(model, tokens[:1], config.num_layers - 1, TRIALS, setting, MEMORY)
     before = matmul_flops(dtype)
@@ -182,7 +185,7 @@ def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
     from kvstages import sweep as module
 
     prepare("cpu", threads)
-    model, tokens = random_model(FULL, dtype), random_tokens(FULL, 8, 64)
+    model, tokens = packed_model(FULL, dtype), random_tokens(FULL, 8, 64)
     setting = Setting("parallel", dtype)
     measure = module.divergence
 
@@ -255,7 +258,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     """The published configuration: sweep, eight policies, 3 × 50 steps of adaptation and their six evaluations."""
     prepare("cpu", threads)
     config = SHAPES[shape]
-    model = random_model(config, dtype)
+    model = packed_model(config, dtype)
     calibration, adaptation, validation = (random_tokens(config, blocks, 64) for blocks in (8, 56, 32))
     setting = Setting(execution, dtype)
     grids = [dense_grid(model), *(Grid.uniform(config.num_layers, config.num_heads, p) for p in PRECISIONS)]
@@ -289,7 +292,9 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     for seed in (1337, 2026, 9001):
         student = random_model(config, dtype)
         spent["adaptation"] += seconds(lambda student=student, seed=seed: adapt(student, adaptation, arm, seed))
-        spent["adapted"] += seconds(lambda student=student: evaluations(student, [policies[0], policies[3]], reference))
+        spent["adapted"] += seconds(
+            lambda student=student: evaluations(student.pack(), [policies[0], policies[3]], reference)
+        )
     return {"seconds": sum(spent.values()), **{f"seconds_{part}": value for part, value in spent.items()}}
 
 
@@ -300,7 +305,7 @@ def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int =
     meets all alike. The mixed policy runs with its working copy, and (up to 8 sequences) unpacking its past anew.
     """
     device = prepare("cpu", threads)
-    model, arithmetic = random_model(FULL, dtype), DTYPES[dtype]
+    model, arithmetic = packed_model(FULL, dtype), DTYPES[dtype]
     tokens = random_tokens(FULL, batch, context)
 
     def filled(grid: Grid, working_copy: bool) -> PackedCache:
@@ -341,23 +346,12 @@ def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int =
     }
 
 
-def import_case(stage: str, threads: int = 1) -> dict[str, Any]:
-    """Seconds that a fresh interpreter takes to start and to import everything that a stage needs."""
-    names = [name for name in stage_modules(stage) if not name.endswith("__main__")]
-    if stage == "make-embedded-model":
-        # What an optimizer's first step imports.
-        names.append("torch._dynamo")
-    fresh = f"import importlib; [importlib.import_module(name) for name in {names!r}]"
-    return {"seconds": seconds(lambda: subprocess.run([sys.executable, "-c", fresh], check=True))}
-
-
 CASES = {
     "sweep": sweep_case,
     "naive": naive_case,
     "naive-adaptation": naive_adaptation_case,
     "study": study_case,
     "decode": decode_case,
-    "import": import_case,
     "profile": profile_case,
     "fisher": fisher_case,
 }

@@ -77,12 +77,16 @@ def draw(table: pd.DataFrame) -> Figure:
         for axes, source in zip(row, sources, strict=True):
             scale = ZeroStrip(axes, "y", table[["lowest_kl", "highest_kl"]].to_numpy().ravel(), ROUND_OFF)
             own = table[(table["source"] == source) & (table["part"] == part)]
+            # A source that measured whole heads only has no panel of keys, or of values.
+            axes.set_visible(len(own) > 0)
             _panel(axes, own, levels, scale)
             axes.set_title(f"{source}{PART_NAMES[part]}")
             axes.xaxis.get_major_locator().set_params(integer=True)
         row[0].set_ylabel("mean calibration KL (nats)")
-    for axes in panels[-1]:
-        axes.set_xlabel("layer of the head")
+    for column in panels.T:
+        lowest = [axes for axes in column if axes.get_visible()][-1]
+        lowest.set_xlabel("layer of the head")
+        lowest.tick_params(labelbottom=True)
     handles = {}
     for axes in panels.flat:
         handles.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))

@@ -31,9 +31,12 @@ def other_dtypes(study):
 
 def uniform_evaluations(wildcards):
     """The uniform policies, measured jointly in every arithmetic that scores are measured in."""
-    folders = [f"results/{wildcards.study}/policies/{policy}" for policy in uniform_policies(wildcards.study)]
-    places = ["", *(f"/{dtype}" for dtype in other_dtypes(wildcards.study))]
-    return [f"{folder}{place}/evaluation.json" for folder in folders for place in places]
+    places = ["", *(f"{dtype}/" for dtype in other_dtypes(wildcards.study))]
+    return [
+        f"results/{wildcards.study}/policies/{policy}/{place}evaluation.json"
+        for policy in uniform_policies(wildcards.study)
+        for place in places
+    ]
 
 
 def sensitivity_arguments(wildcards, input):
