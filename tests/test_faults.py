@@ -144,7 +144,7 @@ def test_a_second_workflow_in_the_same_folder_is_refused(project: Project) -> No
         time.sleep(0.01)
     # Without the option Snakemake may first complain of the file that the other one is just making.
     output = project.run(target, "--rerun-incomplete", status=1)
-    assert "cannot be locked" in output and "another Snakemake process" in output
+    assert "cannot be locked" in output and "no other Snakemake process" in output
     first, _ = process.communicate(timeout=300)
     assert process.returncode == 0, first
     assert "Nothing to be done" in project.run(target)

@@ -121,7 +121,8 @@ def comparison_files(study):
     ]
     return [
         *(f"comparison/{budget}/{name}" for budget in comparison_budgets(study) for name in names),
-        *("frontier/candidates.json", "frontier/joint.csv", "fisher/joint.csv", "fisher/predictions.csv"),
+        *("frontier/candidates.json", "frontier/joint.csv"),
+        *("reference/calibration.safetensors", "fisher/joint.csv", "fisher/predictions.csv"),
         *(f"reference/{dtype}/validation.safetensors" for dtype in other_dtypes(study)),
         *(
             f"policies/{policy}/{dtype}/{name}"
