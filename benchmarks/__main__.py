@@ -70,7 +70,7 @@ def scaling_rows() -> Iterator[Row]:
         yield {"against": "block length", **run_case("sweep", **base, blocks=1024 // length, length=length)}
 
 
-def fisher_rows() -> Iterator[Row]:
+def gradient_rows() -> Iterator[Row]:
     """Scores from gradients and the sweep: both shapes, and against heads, layers and precisions."""
     for shape in ("embedded", "full"):
         yield {"against": "shape", **run_case("fisher", shape=shape, threads=1)}
@@ -97,7 +97,7 @@ TABLES = {
     "sweep": lambda: sweep_rows((1, 2)),
     "study": study_rows,
     "scaling": scaling_rows,
-    "fisher": fisher_rows,
+    "gradients": gradient_rows,
     "decode": decode_rows,
 }
 

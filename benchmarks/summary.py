@@ -107,7 +107,7 @@ def scaling_ratios(folder: Path) -> pd.DataFrame:
 
 def fisher_ratios(folder: Path) -> pd.DataFrame:
     """All scores from gradients and from the sweep, in forward passes over the calibration window."""
-    table = pd.read_csv(folder / "fisher.csv")
+    table = pd.read_csv(folder / "gradients.csv")
     value = table["shape"].astype(object)
     for key in ("heads", "depth", "precisions"):
         value = value.where(table["against"] != key, table[key])
