@@ -182,10 +182,8 @@ def test_every_reader_takes_the_files_that_are_mutated(targets: list[Target], tm
 
 def test_no_reader_crashes_hangs_or_writes(targets: list[Target], tmp_path: Path) -> None:
     outcome = fuzz(targets, COUNT // 200, tmp_path)
-    refusing = [name for name, counts in outcome.items() if counts["refused"]]
-    assert len(refusing) >= len(outcome) - 1, (
-        outcome
-    )  # a list of checksums takes anything, and says which lines are none
+    # A list of checksums takes anything, and says which lines are none; a comparison of tables says what differs.
+    assert {name for name, counts in outcome.items() if not counts["refused"]} <= {"checksums", "compared table"}
 
 
 @pytest.mark.fuzz
