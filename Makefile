@@ -32,7 +32,7 @@ test: $(INSTALLED)
 	ruff format --check .
 	snakefmt --check Snakefile workflow
 	snakemake --lint
-	pytest
+	pytest -n 2 --dist loadfile
 
 faults: $(INSTALLED)
 	pytest -m faults
