@@ -10,7 +10,7 @@ import importlib
 
 import click
 
-from kvstages import made
+from kvstages import __version__, made
 
 STAGES = {
     "fetch": "Copy or download one pinned artifact and verify its sha256.",
@@ -92,7 +92,7 @@ class StageGroup(click.Group):
 
 
 @click.group(cls=StageGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="kvstages")
+@click.version_option(__version__)
 def main() -> None:
     """Measure how far each attention head's KV cache can be quantized, and what it does to the output.
 

@@ -44,6 +44,7 @@ for tool in cc gcc g++ clang c++ ld; do
     ! "${run[@]}" sh -c "command -v $tool" || fail "the image holds a compiler: $tool"
 done
 pass "no compiler in the image"
+"${run[@]}" python -m kvstages --version || fail "the stages do not start as user 65534"
 "${run[@]}" python -m kvstages --help >/dev/null || fail "a stage does not start as user 65534"
 "${run[@]}" python -c "import torch, matplotlib.pyplot, pandas, safetensors" || fail "imports as user 65534"
 pass "works as a user without a name, without a home, on a root file system that is read-only"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import torch
 from click.testing import CliRunner
 from models import random_model
 
+from kvstages import __version__
 from kvstages.checkpoints import save_model
 from kvstages.cli import STAGES, TOOLS, main, out_of_memory
 from kvstages.files import write_tensors
@@ -25,6 +27,17 @@ COMMANDS = STAGES | TOOLS
 
 def stage(name: str) -> click.Command:
     return main.get_command(click.Context(main), name)
+
+
+def test_the_version_is_known_where_the_package_is_not_installed(monkeypatch):
+    """In the image there is only the repository."""
+
+    def nowhere(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", nowhere)
+    result = CliRunner().invoke(main, ["--version"], prog_name="kvstages")
+    assert (result.exit_code, result.output) == (0, f"kvstages, version {__version__}\n")
 
 
 def test_help_lists_every_stage_with_what_it_does():
