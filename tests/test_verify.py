@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from conftest import AS_ANY_USER, REPOSITORY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published_study import write_study
@@ -182,7 +185,10 @@ def test_what_is_no_study_is_one_line(study: Path, folder: str, message: str) ->
     assert result.output.startswith(f"Error: {message}") and result.output.count("\n") == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything; tests/test_faults.py drops to another user")
 def test_a_file_that_cannot_be_read_is_named(study: Path) -> None:
     (study / "policies" / "int8" / "steps.csv").chmod(0)
-    assert run().output == "results/small/policies/int8/steps.csv: cannot be read (Permission denied)\n"
+    command = [*AS_ANY_USER, sys.executable, "-m", "kvstages", "verify", "results/small"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == "results/small/policies/int8/steps.csv: cannot be read (Permission denied)\n"
