@@ -2,8 +2,9 @@
 
 One machine, one thread count and one code give the same bytes, whatever the folder, the time or --cores. Another
 machine, thread count or device may sum in another order, so numbers may differ in their last digits; how much is
-allowed depends on what a number is (``KINDS``) and on what the model computed in (``FULL`` or ``BFLOAT16``). Everything
-that is no floating point number must be equal: policies, precisions, tokens, codes, counts of bytes, texts.
+allowed depends on what a number is (``KINDS``) and on what the model computed in (``FULL`` or ``BFLOAT16``): a study in
+BF16 is BF16 as a whole; in one of FP32 it is the files, rows and records that name it. Everything that is no floating
+point number must be equal: policies, precisions, tokens, codes, counts of bytes, texts.
 
 The kind of a number is told by its column, key or tensor name, so this needs no list of files. CSV tables are compared
 row by row, JSON records key by key, safetensors tensor by tensor. Pages and pictures are drawn from the table of their
@@ -17,7 +18,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 # Where a run says what it ran on: the reason for a comparison, not its subject.
 PLACE = {"device", "threads", "memory_mb"}
 DRAWN = {".svg", ".png", ".html"}
+# How a file, row or record names BF16 arithmetic: by its path or by a value such as bfloat16 or measured-bfloat16.
+BF16 = "bfloat16"
 # The first pattern found in a number's name says what it is; a name with none of them is not of the model (settings,
 # budgets, bytes) and must be equal but for rounding ("exact").
 KINDS = {
     "exact": r"budget|bytes|bits|compression|theoretical|learning_rate|^set$",
     "floor": r"floor|bf16_step",
-    "disagreement": r"disagreement",
+    "disagreement": r"disagreement|agrees_alone",
     "error": r"(?<!reconstruction)_error$",
     "statistic": r"ratio|correlation|share|over_joint|gap|difference|reduction|_less_",
     "argmax": r"agree",
@@ -48,9 +51,10 @@ KINDS = {
     "divergence": r"(^|_)kl(_|$)|proxy$|reconstruction_error|^(sum|minimum|median|maximum)$",
 }
 # Whole numbers that count what may flip by rounding: few rows of a column may differ.
-FLIPS = {"agrees", "below_floor", "agrees_alone", "first_agrees_alone"}
+FLIPS = {"agrees", "below_floor"}
 # Single positions: a code that rounds the other way moves their KL by half and more, while means hardly move. So these
-# columns are compared as a whole: the distance of the two over the length of the longer one.
+# columns are compared as a whole: the distance of the two over the length of the longer one. Blocks are few positions:
+# the share of their argmaxes that flips is a mean over all of them.
 COLUMN = "positions"
 Tolerance = tuple[float, float]
 # Kind to (relative, absolute): a and b may differ by absolute + relative * max(|a|, |b|). The README, "The same bytes",
@@ -107,8 +111,18 @@ class Judge:
     """Collects what differs in one file: the worst number within tolerance, and each key outside with its worst."""
 
     tolerances: Mapping[str, Tolerance]
-    worst: tuple[float, str] = (0.0, "")
+    inside: list[tuple[float, str]] = field(default_factory=list)
     outside: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> tuple[float, str]:
+        """The number within tolerance that takes up the largest part of it."""
+        return max(self.inside, default=(0.0, ""))
+
+    def of(self, *values: Any) -> Judge:
+        """The judge of what these values (of a row or record) describe: another one where they name BF16."""
+        named = any(isinstance(value, str) and BF16 in value for value in values)
+        return replace(self, tolerances=BFLOAT16) if named else self
 
     def number(self, name: str, where: str, a: float, b: float, kind: str | None = None) -> None:
         """Compare two floating point numbers called ``name``, found at ``where``."""
@@ -119,7 +133,7 @@ class Judge:
             return
         part = abs(a - b) / allowed if allowed and math.isfinite(a) and math.isfinite(b) else math.inf
         if part <= 1:
-            self.worst = max(self.worst, (part, where))
+            self.inside.append((part, where))
         elif part > self.outside.get(name, (0.0, ""))[0]:
             self.outside[name] = part, f"{where}: {a!r} and {b!r} differ by more than {allowed:.3g} ({kind})"
 
@@ -128,7 +142,7 @@ class Judge:
         share = math.sqrt(squares / length) if length else math.inf
         allowed = self.tolerances[kind][0]
         if share <= allowed:
-            self.worst = max(self.worst, (share / allowed, where))
+            self.inside.append((share / allowed, where))
         else:
             self.unequal(name, f"{where}: {share:.3g} of their length apart, allowed is {allowed:g} ({kind})")
 
@@ -155,13 +169,13 @@ def compare(first: Path, second: Path) -> Comparison:
     comparison = Comparison()
     for name in sorted(names[0] ^ names[1]):
         comparison.outside.append(f"{name}: only in {folders[0] if name in names[0] else folders[1]}")
-    tolerances = BFLOAT16 if any(map(in_bfloat16, folders)) else FULL
+    whole = any(map(study_in_bfloat16, folders))
     for name in sorted(names[0] & names[1]):
         a, b = (folder / name for folder in folders)
         if same_bytes(a, b):
             comparison.identical.append(name)
         else:
-            judge = Judge(tolerances)
+            judge = Judge(BFLOAT16 if whole or BF16 in name or record_in_bfloat16(a) else FULL)
             compare_files(a, b, judge)
             comparison.outside.extend(f"{name}: {line}" for _, line in judge.outside.values())
             if not judge.outside:
@@ -169,10 +183,21 @@ def compare(first: Path, second: Path) -> Comparison:
     return comparison
 
 
-def in_bfloat16(folder: Path) -> bool:
-    """Whether any evaluation of a study says that something was computed or kept in BF16."""
-    records = (read_json(path) for path in sorted(folder.rglob("evaluation.json")))
-    return any(isinstance(record, dict) and "bfloat16" in record.values() for record in records)
+def study_in_bfloat16(folder: Path) -> bool:
+    """Whether an evaluation of a study says BF16 without a folder of that name: the study's own arithmetic."""
+    evaluations = (path for path in sorted(folder.rglob("evaluation.json")) if BF16 not in path.parts)
+    return any(names_bfloat16(path) for path in evaluations)
+
+
+def record_in_bfloat16(path: Path) -> bool:
+    """Whether the policy or the evaluation that a file lies beside names BF16: tables of steps and positions do not."""
+    beside = (path.with_name(name) for name in ("policy.json", "evaluation.json"))
+    return path.suffix == ".csv" and any(names_bfloat16(record) for record in beside if record.is_file())
+
+
+def names_bfloat16(path: Path) -> bool:
+    record = read_json(path)
+    return isinstance(record, dict) and any(isinstance(value, str) and BF16 in value for value in record.values())
 
 
 def same_bytes(a: Path, b: Path) -> bool:
@@ -235,7 +260,7 @@ def compare_tables(a: Path, b: Path, judge: Judge) -> None:
     for index, name in enumerate(one[0]):
         if name in PLACE:
             continue
-        flips = 0
+        flips = 0.0
         squares = length = 0.0
         whole = name == "kl" or ("position" in one[0] and kind_of(name) != "exact")
         for number, (row, twin) in enumerate(zip(one[1:], other[1:], strict=True), start=1):
@@ -244,11 +269,13 @@ def compare_tables(a: Path, b: Path, judge: Judge) -> None:
             x, y = value(row[index]), value(twin[index])
             if name in FLIPS:
                 flips += x != y
+            elif "block" in one[0] and kind_of(name) == "argmax" and is_number(x) and is_number(y):
+                flips += abs(x - y)
             elif whole and isinstance(x, float) and isinstance(y, float) and math.isnan(x) == math.isnan(y):
                 squares += 0.0 if math.isnan(x) else (x - y) ** 2
                 length += 0.0 if math.isnan(x) else max(x * x, y * y)
             elif row[index] != twin[index]:
-                compare_values(name, f"{name}, row {number}", x, y, judge)
+                compare_values(name, f"{name}, row {number}", x, y, judge.of(*row, *twin))
         if flips:
             judge.number(name, f"{name}, share of rows", flips / (len(one) - 1), 0.0, "argmax")
         if squares or math.isnan(squares):
@@ -263,6 +290,7 @@ def compare_records(a: Path, b: Path, judge: Judge) -> None:
 def compare_values(name: str, where: str, a: Any, b: Any, judge: Judge) -> None:
     """Two values of a table or record; ``name`` is the innermost key, ``where`` the way to it."""
     if isinstance(a, dict) and isinstance(b, dict):
+        judge = judge.of(*a.values(), *b.values())
         for key in sorted((a.keys() ^ b.keys()) - PLACE):
             judge.unequal(key, f"{where}.{key}: only in one of the two".removeprefix("."))
         for key in a.keys() & b.keys():

@@ -10,12 +10,13 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner, Result
-from published_study import SENSITIVITY, write_study
+from published_study import write_study
 
 from kvstages.cli import main
 from kvstages.compare import BFLOAT16, FULL, KINDS, compare, kind_of
 from kvstages.files import read_json, read_tensors, write_json, write_tensors, write_text
 
+SENSITIVITY = Path("sensitivity", "measured-float32.csv")
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 
 
@@ -24,9 +25,9 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Two studies of the same files, in FP32."""
     one, other = tmp_path / "a", tmp_path / "b"
     write_study(one, layers=1, heads=2, budgets=("0.01",))
-    for path in one.rglob("evaluation.json"):
-        record = read_json(path)
-        write_json(path, record | {"compute_dtype": "float32"})
+    for path in [*one.rglob("*.json"), *one.rglob("*.csv")]:
+        path.write_text(path.read_text().replace("bfloat16", "float32"))
+    (one / "sensitivity" / "measured-bfloat16.csv").rename(one / SENSITIVITY)
     logits = torch.linspace(-20, 20, 64).reshape(2, 4, 8)
     write_tensors(one / "reference" / "validation.safetensors", {"logits": logits}, {"device": "cpu", "threads": 1})
     tokens = torch.arange(32).reshape(2, 16)
@@ -230,6 +231,51 @@ def test_bfloat16_has_wider_tolerances(folders: tuple[Path, Path]) -> None:
     assert outside(folders) == []
     assert BFLOAT16.keys() == FULL.keys() and FULL.keys() >= KINDS.keys()
     assert all(wide >= full for kind in FULL for wide, full in zip(BFLOAT16[kind], FULL[kind], strict=True))
+
+
+ROWS = """sensitivity,block,mean_kl,agreement
+measured-float32,0,0.5,1.0
+measured-bfloat16,0,0.5,1.0
+"""
+
+
+def test_bfloat16_in_a_study_of_fp32_is_what_names_it(folders: tuple[Path, Path]) -> None:
+    """By its path, in its row, in its record, or in the policy or evaluation that it lies beside."""
+    by_path, steps = "sensitivity/measured-bfloat16.csv", "policies/greedy-0.01/steps.csv"
+    candidates = [{"sensitivity": name, "proxy": 0.5} for name in ("measured-bfloat16", "measured-float32")]
+    for folder in folders:
+        shutil.copy(folder / SENSITIVITY, folder / by_path)
+        write_text(folder / "joint.csv", ROWS)
+        write_json(folder / "candidates.json", candidates)
+    scale(folders[1] / by_path, "mean_kl", 1.4)
+    scale(folders[1] / "joint.csv", "mean_kl", 1.4, row=2)
+    write_json(folders[1] / "candidates.json", [candidates[0] | {"proxy": 0.7}, candidates[1]])
+    assert outside(folders) == []
+    scale(folders[1] / steps, "added_kl", 1.4)
+    scale(folders[1] / "joint.csv", "mean_kl", 1.4, row=1)
+    write_json(folders[1] / "candidates.json", [candidates[0], candidates[1] | {"proxy": 0.7}])
+    assert [line.split(" and ")[0].rsplit(":", 1)[0] for line in outside(folders)] == [
+        "candidates.json: [1].proxy",
+        "joint.csv: mean_kl, row 1",
+        f"{steps}: added_kl, row 1",
+    ]
+    for folder in folders:
+        change(folder / "policies" / "greedy-0.01" / "policy.json", sensitivity="measured-bfloat16")
+    assert [line.split(":")[0] for line in outside(folders)] == ["candidates.json", "joint.csv"]
+
+
+def test_argmaxes_of_blocks_may_flip_in_few_positions(folders: tuple[Path, Path]) -> None:
+    """One of 64 is more than the tolerance in its block, and less over all blocks."""
+    for folder in folders:
+        write_text(folder / "joint.csv", "block,agreement,agrees_alone\n" + "".join(f"{n},1.0,0\n" for n in range(32)))
+    scale(folders[1] / "joint.csv", "agreement", 63 / 64, row=5)
+    path = folders[1] / "joint.csv"
+    path.write_text(path.read_text().replace("\n9,1.0,0\n", "\n9,1.0,1\n"))
+    assert outside(folders) == []
+    for row in range(6, 20):
+        scale(path, "agreement", 63 / 64, row)
+    (line,) = outside(folders)
+    assert line.startswith("joint.csv: agreement, share of rows: ") and line.endswith("(argmax)")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
