@@ -21,6 +21,7 @@ import pytest
 from conftest import AS_ANY_USER, COMPARISON, REVISION, Project, study_of
 from hub import hub
 
+from kvstages.files import read_json
 from kvstages.verify import verify
 
 RESULTS = Path("results", "small")
@@ -151,49 +152,46 @@ def test_a_second_workflow_in_the_same_folder_is_refused(project: Project) -> No
 # The long ones.
 
 
+def killed_in(project: Project, rules: set[str], wait: float) -> str | None:
+    """Start the workflow, kill it ``wait`` seconds after a job of one of the rules began; which, None if none did."""
+    logs = project.folder / "logs"
+    before = {path: path.stat().st_mtime_ns for path in logs.rglob("*.log")}
+    process = start(project, "--cores", "2", "--rerun-incomplete")
+    while process.poll() is None:
+        for path in logs.rglob("*.log"):
+            rule = path.relative_to(logs).parts[0]
+            if rule in rules and before.get(path) != path.stat().st_mtime_ns:
+                time.sleep(wait)
+                kill(process)
+                assert not (project.folder / SUMS).exists() or rule == "write_manifest"
+                project.run("--unlock")
+                return rule
+        time.sleep(0.005)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return None
+
+
 @pytest.mark.faults
 def test_kills_at_every_stage(finished: Project, tmp_path: Path) -> None:
-    """SIGKILL to everything, at a random moment of each rule's first job that runs; then unlock and go on."""
+    """SIGKILL to everything, at a random moment of the first job of each rule; then unlock and go on."""
     project = Project(tmp_path / "killed", finished.environment)
     shutil.copytree(finished.folder / "config", project.folder / "config")
     shutil.copytree(finished.folder / "resources" / "bundled", project.folder / "resources" / "bundled")
-    listed = project.run("--dry-run", "--quiet", "progress")
-    jobs = project.jobs()
-    chance = random.Random(11)
-    logs, hit, kills, incomplete = project.folder / "logs", set(), 0, 0
-    assert listed is not None
-    for _ in range(4 * len(jobs)):
-        arguments = ["--cores", "2", "--rerun-incomplete"]
-        seen = {path: path.stat().st_mtime_ns for path in logs.rglob("*.log")}
-        process = start(project, *arguments)
-        rule = None
-        while process.poll() is None and rule is None:
-            for path in logs.rglob("*.log"):
-                name = path.relative_to(logs).parts[0]
-                if name not in hit and seen.get(path) != path.stat().st_mtime_ns:
-                    rule = name
-            time.sleep(0.005)
-        if rule is None:
-            output, _ = process.communicate()
-            assert process.returncode == 0, output
-            break
-        hit.add(rule)
-        time.sleep(chance.uniform(0, 1.5))
-        kill(process)
+    left, chance, kills = set(project.jobs()), random.Random(11), 0
+    while (rule := killed_in(project, left, chance.uniform(0, 1.5))) is not None:
+        left.remove(rule)
         kills += 1
-        assert not (project.folder / SUMS).exists() or rule == "write_manifest"
-        incomplete += (
-            "--rerun-incomplete"
-            in subprocess.run(
-                project.command("--dry-run"),
-                cwd=project.folder,
-                env=project.environment,
-                capture_output=True,
-                text=True,
-            ).stderr
-        )
-        project.run("--unlock")
-    # One more of each kind: between the start of Snakemake and its first job, and at moments that nothing marks.
+    # Short jobs may have come and gone while another one's kill was waited for: once more, without their results.
+    outputs = read_json(project.folder / RESULTS / "manifest.json")["outputs"]
+    for missed in sorted(left):
+        for path, entry in outputs.items():
+            if entry["rule"] == missed:
+                (project.folder / path).unlink()
+        (project.folder / SUMS).unlink(missing_ok=True)
+        assert killed_in(project, {missed}, chance.uniform(0, 0.2)) == missed
+        kills += 1
+    # And between the start of Snakemake and its first job, and at moments that nothing marks.
     for target in sorted((project.folder / RESULTS).glob("sweep/*/*.csv")):
         target.unlink(missing_ok=True)  # Snakemake removes what it is about to make again
         process = start(project, "--cores", "2", "--rerun-incomplete")
@@ -205,8 +203,7 @@ def test_kills_at_every_stage(finished: Project, tmp_path: Path) -> None:
         else:
             process.stdout.close()
     project.run("--cores", "2", "--rerun-incomplete")
-    print(f"{kills} kills, {incomplete} of them left a job that Snakemake calls incomplete; rules hit: {len(hit)}")
-    assert hit == set(jobs)
+    print(f"{kills} kills")
     assert kills >= 20
     right(project, finished)
 
@@ -305,9 +302,8 @@ def test_files_that_cannot_grow_are_one_line(finished: Project, copy: Project) -
 @pytest.mark.parametrize("name", ["results/small/windows.safetensors", str(SENSITIVITY)])
 def test_a_file_that_may_not_be_read_is_one_line(finished: Project, copy: Project, name: str) -> None:
     """And goes on once it may be read again."""
-    (copy.folder / name).chmod(0)
+    (copy.folder / name).chmod(0o200)
     shutil.rmtree(copy.folder / RESULTS / "policies")
-    shutil.rmtree(copy.folder / RESULTS / "sweep")
     for _ in range(2):
         process = start(copy, "--keep-going", before=AS_ANY_USER)
         output, _ = process.communicate()
