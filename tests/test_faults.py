@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -152,15 +152,23 @@ def test_a_second_workflow_in_the_same_folder_is_refused(project: Project) -> No
 # The long ones.
 
 
+def log_times(project: Project) -> dict[Path, int]:
+    """When each job's log was written last, by its path below logs."""
+    times = {}
+    for path in (project.folder / "logs").rglob("*.log"):
+        with suppress(FileNotFoundError):  # Snakemake removes it before its job begins
+            times[path.relative_to(project.folder / "logs")] = path.stat().st_mtime_ns
+    return times
+
+
 def killed_in(project: Project, rules: set[str], wait: float) -> str | None:
     """Start the workflow, kill it ``wait`` seconds after a job of one of the rules began; which, None if none did."""
-    logs = project.folder / "logs"
-    before = {path: path.stat().st_mtime_ns for path in logs.rglob("*.log")}
+    before = log_times(project)
     process = start(project, "--cores", "2", "--rerun-incomplete")
     while process.poll() is None:
-        for path in logs.rglob("*.log"):
-            rule = path.relative_to(logs).parts[0]
-            if rule in rules and before.get(path) != path.stat().st_mtime_ns:
+        for path, written in log_times(project).items():
+            rule = path.parts[0]
+            if rule in rules and before.get(path) != written:
                 time.sleep(wait)
                 kill(process)
                 assert not (project.folder / SUMS).exists() or rule == "write_manifest"
