@@ -140,6 +140,16 @@ def test_commands_of_the_readme_plan_jobs(command: str, tmp_path: Path) -> None:
     assert "Job stats:" in project.run(*shlex.split(command)[1:], "--dry-run")
 
 
+def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) -> None:
+    """Every key is an option of Snakemake or of the plugin; what they do is for make proof-slurm."""
+    profile = REPOSITORY / "workflow" / "profiles" / "slurm"
+    assert "sweep_layer" in project.jobs("--workflow-profile", str(profile))
+    shutil.copytree(profile, project.folder / "profile")
+    with (project.folder / "profile" / "config.yaml").open("a") as file:
+        file.write("slurm-does-not-exist: true\n")
+    assert "slurm-does-not-exist" in project.run("--dry-run", "--workflow-profile", "profile", status=2)
+
+
 def test_jobs_that_run_the_decoder_declare_a_gpu_and_fixed_threads() -> None:
     rules = [
         text
