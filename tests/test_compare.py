@@ -272,10 +272,26 @@ def test_argmaxes_of_blocks_may_flip_in_few_positions(folders: tuple[Path, Path]
     path = folders[1] / "joint.csv"
     path.write_text(path.read_text().replace("\n9,1.0,0\n", "\n9,1.0,1\n"))
     assert outside(folders) == []
-    for row in range(6, 20):
+    for row in range(6, 32):
         scale(path, "agreement", 63 / 64, row)
     (line,) = outside(folders)
     assert line.startswith("joint.csv: agreement, share of rows: ") and line.endswith("(argmax)")
+
+
+def test_spreads_of_few_seeds_are_told_by_their_row_and_empty_cells_are_no_flips(folders: tuple[Path, Path]) -> None:
+    """The seeds' own rows are the ones to judge."""
+    path = folders[1] / "adaptation.csv"
+    for folder in folders:
+        write_text(folder / "adaptation.csv", "seed,mean_kl,below_floor\nmean,0.5,\nstandard deviation,0.01,\n")
+    scale(path, "mean_kl", 1.5, row=2)
+    assert outside(folders) == []
+    scale(path, "mean_kl", 4, row=2)
+    (line,) = outside(folders)
+    assert line.startswith("adaptation.csv: mean_kl, row 2: ") and line.endswith("(spread)")
+    scale(path, "mean_kl", 1 / 6, row=2)
+    scale(path, "mean_kl", 1.5, row=1)
+    (line,) = outside(folders)
+    assert line.startswith("adaptation.csv: mean_kl, row 1: ") and line.endswith("(divergence)")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
