@@ -68,17 +68,25 @@ FULL: dict[str, Tolerance] = {
     "disagreement": (0.05, 2.0),
     "error": (0.2, 1e-9),
     "statistic": (0.2, 0.02),
-    "argmax": (0.0, 0.01),
-    "flips": (0.0, 0.02),
+    "argmax": (0.0, 0.005),
+    "flips": (0.0, 0.005),
     "deviation": (0.1, 1e-3),
     "logit": (0.0, 1e-3),
-    "loss": (3e-3, 1e-3),
+    "loss": (1e-3, 1e-3),
     "probability": (0.1, 2e-3),
-    "extreme": (0.75, 1e-7),  # the few smallest of all positions
+    "extreme": (0.2, 1e-7),  # the few smallest of all positions
     "tail": (0.2, 1e-7),
     "divergence": (0.05, 1e-9),
     COLUMN: (0.2, 0.0),
     "weights": (1e-3, 0.0),
+}
+# Another order of sums trains other weights, 5e-8 apart, and these round some keys and values the other way.
+# These four were set by the one comparison in the README, so that it lies within them is no evidence for them.
+ADAPTED: dict[str, Tolerance] = FULL | {
+    "argmax": (0.0, 0.01),
+    "flips": (0.0, 0.02),
+    "loss": (3e-3, 1e-3),
+    "extreme": (0.75, 1e-7),
 }
 # BF16 has 8 bits: any disturbance flips roundings of later layers, which alone moves a KL by some 1e-3.
 BFLOAT16: dict[str, Tolerance] = FULL | {
@@ -87,12 +95,12 @@ BFLOAT16: dict[str, Tolerance] = FULL | {
     "error": (1.0, 1e-3),
     "statistic": (1.0, 1.0),
     "argmax": (0.0, 0.03),
-    "flips": (0.0, 0.05),
+    "flips": (0.0, 0.03),
     "deviation": (0.5, 0.5),
     "logit": (0.05, 0.5),
     "loss": (0.02, 0.01),
     "probability": (0.5, 0.05),
-    "extreme": (1.0, 0.05),
+    "extreme": (0.5, 0.05),
     "tail": (0.5, 0.05),
     "divergence": (0.5, 2e-3),
     COLUMN: (1.0, 0.0),
@@ -183,7 +191,13 @@ def compare(first: Path, second: Path) -> Comparison:
         if same_bytes(a, b):
             comparison.identical.append(name)
         else:
-            judge = Judge(BFLOAT16 if whole or BF16 in name or record_in_bfloat16(a) else FULL)
+            judge = Judge(
+                BFLOAT16
+                if whole or BF16 in name or record_in_bfloat16(a)
+                else ADAPTED
+                if "adaptation" in name
+                else FULL
+            )
             compare_files(a, b, judge)
             comparison.outside.extend(f"{name}: {line}" for _, line in judge.outside.values())
             if not judge.outside:

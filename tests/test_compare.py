@@ -294,6 +294,19 @@ def test_spreads_of_few_seeds_are_told_by_their_row_and_empty_cells_are_no_flips
     assert line.startswith("adaptation.csv: mean_kl, row 1: ") and line.endswith("(divergence)")
 
 
+def test_only_adapted_models_get_the_tolerance_of_adapted_models(folders: tuple[Path, Path]) -> None:
+    """Of the lowest KL of all positions, for instance."""
+    plain, adapted = "policies/int8/evaluation.json", "adaptation/noise/seed-1/int8/evaluation.json"
+    for folder, lowest in zip(folders, (1e-4, 2e-4), strict=True):
+        record = read_json(folder / plain)
+        write_json(folder / adapted, record | {"min_kl": lowest})
+    assert outside(folders) == []
+    for folder, lowest in zip(folders, (1e-4, 2e-4), strict=True):
+        change(folder / plain, min_kl=lowest)
+    (line,) = outside(folders)
+    assert line.startswith(f"{plain}: min_kl: ") and line.endswith("(extreme)")
+
+
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
 def test_what_is_no_study_is_one_line(folders: tuple[Path, Path], tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
