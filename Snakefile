@@ -12,11 +12,12 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from kvstages import made, names
-from kvstages.budgets import NATS
-from kvstages.configuration import FILES as ARTIFACTS
-from kvstages.configuration import check_shared, check_study, load_study
-from kvstages.provenance import RUN, run_record
+from kvstages.files import ledger as made
+from kvstages.policies import names
+from kvstages.policies.budgets import NATS
+from kvstages.study.configuration import FILES as ARTIFACTS
+from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.provenance.environment import RUN, run_record
 
 min_version("9.0")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import start_up
-from kvstages.files import write_json, write_table
-from kvstages.provenance import processor
+from kvstages.files.atomic import write_json, write_table
+from kvstages.provenance.environment import processor
 
 DTYPES = ("float32", "bfloat16")
 Row = dict[str, Any]

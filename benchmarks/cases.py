@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from benchmarks import naive
-from kvstages.adaptation import Arm, adapt
-from kvstages.budgets import Budget
-from kvstages.cache import PackedCache
-from kvstages.evaluation import evaluate
-from kvstages.execution import dense_grid, window_logits
-from kvstages.fisher import window_projections
-from kvstages.gpt import GPT, GPTConfig
-from kvstages.grid import PARTS, UNITS, Grid
-from kvstages.policies import policy_record
-from kvstages.quantizer import QUANTIZED
-from kvstages.runtime import DTYPES, Setting, prepare
-from kvstages.sweep import sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.packed import PackedCache
+from kvstages.cache.precision_grid import PARTS, UNITS, Grid
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.measure.adaptation import Arm, adapt
+from kvstages.measure.evaluation import evaluate
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.gradients import window_projections
+from kvstages.measure.setting import DTYPES, Setting, prepare
+from kvstages.measure.sweep import sweep_layer
+from kvstages.models.gpt2_nano import GPT, GPTConfig
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.scores.columns import trials
 
 FULL = GPTConfig(vocab_size=9157, context_len=1024, embedding_dim=512, num_layers=12, num_heads=8)
 EMBEDDED = GPTConfig(vocab_size=2048, context_len=256, embedding_dim=128, num_layers=12, num_heads=8)
@@ -182,7 +182,7 @@ def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
     """Where one layer's parallel sweep at the full shape spends its time, as shares."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from kvstages import sweep as module
+    from kvstages.measure import sweep as module
 
     prepare("cpu", threads)
     model, tokens = packed_model(FULL, dtype), random_tokens(FULL, 8, 64)

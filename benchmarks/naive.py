@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvstages.gpt import GPT
-from kvstages.metrics import divergence
-from kvstages.quantizer import LEVELS, choose_scale, dequantize, pack, quantize, unpack
+from kvstages.cache.precisions import LEVELS
+from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
+from kvstages.measure.metrics import divergence
+from kvstages.models.gpt2_nano import GPT
 
 
 class HeadCache:
@@ -87,7 +88,7 @@ def intervention(model: GPT, tokens: Tensor, layer: int, head: int, precision: s
 
 def adaptation_step(model: GPT, frozen: GPT, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of adaptation as published: the frozen reference runs along, and the optimizer is not fused."""
-    from kvstages.adaptation import NoiseCache, losses
+    from kvstages.measure.adaptation import NoiseCache, losses
 
     with torch.no_grad():
         reference = frozen(tokens)

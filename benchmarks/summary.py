@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from kvstages.files import read_json, write_text
+from kvstages.files.atomic import write_text
+from kvstages.files.read import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,8 @@ import importlib
 
 import click
 
-from kvstages import __version__, made
+from kvstages import __version__
+from kvstages.files import ledger as made
 
 STAGES = {
     "fetch": "Copy or download one pinned artifact and verify its sha256.",

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvstages.files import write_json, write_table
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_json, write_table
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 # How much a score and a relative reconstruction error grow from INT8.
 GROWTH = {"int8": 1.0, "int4": 329.0, "int3": 1800.0, "int2": 16129.0}

@@ -13,19 +13,19 @@ import numpy as np
 import pandas as pd
 from made_up import write_comparison
 
-from kvstages.files import write_json, write_table, write_tensors
-from kvstages.grid import PARTS
-from kvstages.names import split_policy
-from kvstages.prediction import PREDICTION_COLUMNS, PREDICTORS
-from kvstages.projections import TENSOR, Projections, record_of, sensitivity_columns
-from kvstages.published import (
+from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
+from kvstages.analysis.published import (
     SHIPPED,
     published_adaptation,
     published_policies,
     published_sensitivities,
     published_validation,
 )
-from kvstages.summary import summarise
+from kvstages.cache.precision_grid import PARTS
+from kvstages.files.atomic import write_json, write_table, write_tensors
+from kvstages.policies.names import split_policy
+from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
+from kvstages.stats.summary import summarise
 
 PUBLISHED = SHIPPED / "gpt2-nano"
 MEASURED = {"execution": "incremental", "compute_dtype": "bfloat16"}

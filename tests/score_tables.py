@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from published import PUBLISHED
 
-from kvstages.files import write_table
-from kvstages.grid import units
-from kvstages.published import published_sensitivities
-from kvstages.scores import COLUMNS, ScoreTable
+from kvstages.analysis.published import published_sensitivities
+from kvstages.cache.precision_grid import units
+from kvstages.files.atomic import write_table
+from kvstages.scores.table import COLUMNS, ScoreTable
 
 
 def head_table(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_up import policy_rows, write_comparison, write_set
 
-from kvstages.additivity import additivity, summarise
-from kvstages.statistics import rank_correlation, rank_correlations
+from kvstages.analysis.additivity import additivity, summarise
+from kvstages.stats.correlation import rank_correlation, rank_correlations
 
 BLOCKS = np.array([0.5, 1.5])
 

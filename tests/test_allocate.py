@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from models import random_model
 from score_tables import write_sensitivities
 
-from kvstages.checkpoints import save_model
+from kvstages.cache.precisions import BITS, QUANTIZED
 from kvstages.cli import main
-from kvstages.files import read_json, write_table
-from kvstages.names import ALLOCATORS
-from kvstages.quantizer import BITS, QUANTIZED
-from kvstages.scores import COLUMNS
+from kvstages.files.atomic import write_table
+from kvstages.files.read import read_json
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.names import ALLOCATORS
+from kvstages.scores.table import COLUMNS
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from published import PUBLISHED
 from score_tables import head_table, published_table, random_table
 
-from kvstages import names
-from kvstages.allocation import ALLOCATORS, average_payload_bits, draw, exact, granularity, policy_bytes
-from kvstages.budgets import Budget
-from kvstages.frontier import frontier
-from kvstages.grid import Grid
-from kvstages.published import published_policies
-from kvstages.quantizer import QUANTIZED
+from kvstages.analysis.published import published_policies
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.policies import names
+from kvstages.policies.allocators import ALLOCATORS, average_payload_bits, draw, exact, granularity, policy_bytes
+from kvstages.policies.budgets import Budget
+from kvstages.policies.knapsack import frontier
 
 BUDGETS = ["0.01", "0.05", "0.1", "0.25", "0.5"]
 LADDERS = [subset for count in range(1, 5) for subset in itertools.combinations(QUANTIZED, count)]

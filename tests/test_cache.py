@@ -10,12 +10,15 @@ from models import random_model, random_tokens
 from plain_cache import PlainCache
 from published import PUBLISHED
 
-from kvstages import cache as cache_module
-from kvstages.allocation import policy_bytes
-from kvstages.cache import NULLS, BlockCache, PackedCache, measured_bytes
-from kvstages.grid import Grid
-from kvstages.published import published_policies
-from kvstages.quantizer import BITS, neighbour
+from kvstages.analysis.published import published_policies
+from kvstages.cache import packed as cache_module
+from kvstages.cache.interventions import NULLS
+from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.packed import PackedCache, measured_bytes
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import BITS
+from kvstages.cache.quantizer import neighbour
+from kvstages.policies.allocators import policy_bytes
 
 PRECISIONS = tuple(BITS)
 

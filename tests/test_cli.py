@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from models import random_model
 
 from kvstages import __version__
-from kvstages.checkpoints import save_model
 from kvstages.cli import STAGES, TOOLS, main, out_of_memory
-from kvstages.files import write_tensors
+from kvstages.files.atomic import write_tensors
+from kvstages.models.checkpoints import save_model
 
 COMMANDS = STAGES | TOOLS
 

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from published_study import write_study
 
 from kvstages.cli import main
-from kvstages.compare import BFLOAT16, FULL, KINDS, compare, kind_of
-from kvstages.files import read_json, read_tensors, write_json, write_tensors, write_text
+from kvstages.files.atomic import write_json, write_tensors, write_text
+from kvstages.files.read import read_json, read_tensors
+from kvstages.provenance.reproduction import BFLOAT16, FULL, KINDS, compare, kind_of
 
 SENSITIVITY = Path("sensitivity", "measured-float32.csv")
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"

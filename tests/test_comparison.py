@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from models import random_model
 from score_tables import published_table, random_table, write_sensitivities
 
-from kvstages.allocation import ALLOCATORS
-from kvstages.budgets import Budget
-from kvstages.checkpoints import save_model
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.comparison import Recipe, equal_bytes, frontier_policies, parse_recipe
-from kvstages.files import read_json
-from kvstages.grid import Grid
-from kvstages.quantizer import QUANTIZED
+from kvstages.files.read import read_json
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.allocators import ALLOCATORS
+from kvstages.policies.budgets import Budget
+from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 NATS = Budget(0.01, "nats")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.configuration import check_shared, check_study, load_study
+from kvstages.study.configuration import check_shared, check_study, load_study
 
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
 SHARED = {

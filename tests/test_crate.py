@@ -13,8 +13,8 @@ from crates import findings
 from test_verify import FOLDER, flip, make_study
 
 from kvstages.cli import main
-from kvstages.digests import PACKAGE
-from kvstages.made import sha256
+from kvstages.files.ledger import sha256
+from kvstages.provenance.code import PACKAGE
 
 pytest.importorskip("rocrate")
 # What cannot be said: nobody knows who started a run, and the project has no address of its own yet.
@@ -96,7 +96,7 @@ def test_a_zip_holds_the_same(study: Path) -> None:
 
 
 def test_an_artifact_of_a_hub_is_named_with_its_address_and_revision(study: Path) -> None:
-    from kvstages.crate import describe
+    from kvstages.provenance.crate import describe
 
     record = json.loads((study / "manifest.json").read_text())
     shard = record["inputs"]["resources/small/shard/held-out.bin"]
@@ -129,7 +129,7 @@ def test_an_output_that_exists_is_kept(study: Path) -> None:
 
 
 def test_a_package_without_its_repository_is_refused(study: Path, tmp_path: Path) -> None:
-    from kvstages.crate import write_crate
+    from kvstages.provenance.crate import write_crate
 
     with pytest.raises(ValueError, match="no Snakefile there"):
         write_crate(study, Path("crate"), tmp_path)

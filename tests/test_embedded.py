@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from kvstages.checkpoints import read_checkpoint
-from kvstages.configuration import load_study
-from kvstages.corpus import ALPHABET, join_speeches, normalise, split_speeches
-from kvstages.embedded import make_embedded_model
-from kvstages.files import sha256
-from kvstages.gpt import GPT
-from kvstages.pretraining import Recipe, held_out_loss, learning_rate_share
-from kvstages.shards import read_shard
-from kvstages.tokenizer import Tokenizer
+from kvstages.bundled.corpus import ALPHABET, join_speeches, normalise, split_speeches
+from kvstages.bundled.model import make_embedded_model
+from kvstages.bundled.pretraining import Recipe, held_out_loss, learning_rate_share
+from kvstages.files.ledger import sha256
+from kvstages.models.checkpoints import read_checkpoint
+from kvstages.models.gpt2_nano import GPT
+from kvstages.study.configuration import load_study
+from kvstages.study.shards import read_shard
+from kvstages.study.text import Tokenizer
 
 REPOSITORY = Path(__file__).parent.parent
 SHIPPED = REPOSITORY / "resources" / "bundled" / "sotu-12x8"

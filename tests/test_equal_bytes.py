@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from made_up import policy_rows, write_comparison, write_set
 
-from kvstages.equal_bytes import equal_bytes
+from kvstages.analysis.equal_bytes import equal_bytes
 
 
 @pytest.fixture

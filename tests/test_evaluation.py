@@ -10,15 +10,16 @@ import torch
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
-from kvstages.budgets import Budget
-from kvstages.evaluation import evaluate, reference_logits
-from kvstages.execution import dense_grid, window_logits
-from kvstages.files import write_json
-from kvstages.grid import Grid
-from kvstages.metrics import divergence
-from kvstages.policies import policy_record, read_policy
-from kvstages.quantizer import BITS
-from kvstages.runtime import Setting
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import BITS
+from kvstages.files.atomic import write_json
+from kvstages.measure.evaluation import evaluate, reference_logits
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.policies.record import read_policy
 
 MEMORY = 1 << 30
 GRID = Grid(

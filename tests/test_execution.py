@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from models import random_model, random_tokens
 from score_tables import head_table
 
-from kvstages.allocation import greedy
-from kvstages.budgets import Budget
-from kvstages.cache import BlockCache, PackedCache
-from kvstages.execution import blocks_per_pass, dense_grid, window_logits
-from kvstages.gpt import GPT
-from kvstages.grid import Grid
-from kvstages.metrics import divergence
-from kvstages.quantizer import BITS, LEVELS, choose_scale, quantize
-from kvstages.runtime import Setting
-from kvstages.sweep import sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.packed import PackedCache
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import BITS, LEVELS
+from kvstages.cache.quantizer import choose_scale, quantize
+from kvstages.measure.execution import blocks_per_pass, dense_grid, window_logits
+from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import sweep_layer
+from kvstages.models.gpt2_nano import GPT
+from kvstages.policies.allocators import greedy
+from kvstages.policies.budgets import Budget
+from kvstages.scores.columns import trials
 
 MEMORY = 1 << 30
 PRECISIONS = tuple(BITS)

@@ -21,8 +21,8 @@ import pytest
 from conftest import AS_ANY_USER, COMPARISON, REVISION, Project, study_of
 from hub import hub
 
-from kvstages.files import read_json
-from kvstages.verify import verify
+from kvstages.files.read import read_json
+from kvstages.provenance.verify import verify
 
 RESULTS = Path("results", "small")
 SUMS = RESULTS / "SHA256SUMS"

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
+from kvstages.analysis.published import published_sensitivities, published_validation
 from kvstages.cli import main
 from kvstages.figures import (
     adaptation,
@@ -30,9 +31,8 @@ from kvstages.figures import (
 )
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import style, write_figure
-from kvstages.files import write_table
-from kvstages.published import published_sensitivities, published_validation
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_table
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 DRAW = {
     "sensitivity": sensitivity.draw,

@@ -9,18 +9,18 @@ from models import random_model, random_tokens
 from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvstages import fisher
-from kvstages.cache import BlockCache
-from kvstages.execution import dense_grid
-from kvstages.fisher import Scores, block_projections, graph_bytes, window_projections
-from kvstages.grid import PARTS, Grid
-from kvstages.projections import Projections
-from kvstages.quantizer import QUANTIZED
-from kvstages.rounding import storage_rounding
-from kvstages.runtime import Setting
-from kvstages.statistics import rank_correlation
-from kvstages.sweep import read_back, sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.precision_grid import PARTS, Grid
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.rounding import storage_rounding
+from kvstages.measure import gradients as fisher
+from kvstages.measure.execution import dense_grid
+from kvstages.measure.gradients import Scores, block_projections, graph_bytes, window_projections
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import read_back, sweep_layer
+from kvstages.scores.columns import trials
+from kvstages.scores.projections import Projections
+from kvstages.stats.correlation import rank_correlation
 
 MEMORY = 1 << 30
 LAYERS, HEADS = 2, 2

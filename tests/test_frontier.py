@@ -13,8 +13,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 from score_tables import published_table, random_table
 
-from kvstages.frontier import frontier
-from kvstages.quantizer import QUANTIZED
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.policies.knapsack import frontier
 
 problems = st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(
     lambda shape: st.tuples(

@@ -8,15 +8,15 @@ import torch
 from models import random_model, random_tokens
 from score_tables import random_table
 
-from kvstages.budgets import Budget
-from kvstages.comparison import Recipe, equal_bytes
-from kvstages.evaluation import evaluate
-from kvstages.execution import dense_grid, window_logits
-from kvstages.files import write_json
-from kvstages.joint import JOINT_COLUMNS, measure
-from kvstages.policies import read_policies
-from kvstages.quantizer import QUANTIZED
-from kvstages.runtime import Setting
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.files.atomic import write_json
+from kvstages.measure.evaluation import evaluate
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.policy_set import JOINT_COLUMNS, measure
+from kvstages.measure.setting import Setting
+from kvstages.policies.budgets import Budget
+from kvstages.policies.recipes import Recipe, equal_bytes
+from kvstages.policies.record import read_policies
 
 MEMORY = 1 << 30
 RECIPES = [

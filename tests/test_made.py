@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kvstages import made
-from kvstages.checkpoints import load_pickle
 from kvstages.cli import main
-from kvstages.files import read_json, read_tensors, write_bytes, write_json, write_table, write_tensors, write_text
-from kvstages.model_config import read_config
-from kvstages.records import read_columns
-from kvstages.shards import read_shard, write_shard
+from kvstages.files import ledger as made
+from kvstages.files.atomic import write_bytes, write_json, write_table, write_tensors, write_text
+from kvstages.files.read import read_columns, read_json, read_tensors
+from kvstages.models.checkpoints import load_pickle
+from kvstages.models.config import read_config
+from kvstages.study.shards import read_shard, write_shard
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_every_reader_refuses_a_file_that_changed_after_it_was_made(write, read)
 
 
 def test_sensitivities_are_checked_too() -> None:
-    from kvstages.sensitivity import read_table
+    from kvstages.scores.gather import read_table
 
     path = Path("results/table.csv")
     write_table(path, {"x": [1]})

@@ -10,11 +10,11 @@ import yaml
 from published import PUBLISHED
 from score_tables import published_table, random_table
 
-from kvstages.budgets import Budget
-from kvstages.names import ALLOCATORS
-from kvstages.policies import STEP_COLUMNS, allocated_policy, uniform_policy
-from kvstages.published import published_policies
-from kvstages.quantizer import BITS, QUANTIZED
+from kvstages.analysis.published import published_policies
+from kvstages.cache.precisions import BITS, QUANTIZED
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import STEP_COLUMNS, allocated_policy, uniform_policy
+from kvstages.policies.names import ALLOCATORS
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 

@@ -13,16 +13,17 @@ import yaml
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
-from kvstages.checkpoints import save_model
+from kvstages.analysis.gradient_accuracy import accuracy, probe_error
+from kvstages.analysis.prediction import PREDICTION_COLUMNS, proxy, summarise, unit_scores
+from kvstages.cache.precision_grid import PARTS, Grid
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.files import read_arrays, write_table, write_tensors
-from kvstages.fisher_accuracy import accuracy, probe_error
-from kvstages.grid import PARTS, Grid
-from kvstages.prediction import PREDICTION_COLUMNS, proxy, summarise, unit_scores
-from kvstages.projections import TENSOR, Projections, read_projections, record_of
-from kvstages.quantizer import QUANTIZED
-from kvstages.scores import read_scores
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_table, write_tensors
+from kvstages.files.read import read_arrays
+from kvstages.models.checkpoints import save_model
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
+from kvstages.scores.projections import TENSOR, Projections, read_projections, record_of
+from kvstages.scores.table import read_scores
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 GRID = Grid((("int8", "bf16"), ("int4", "int4")), (("int4", "bf16"), ("int4", "bf16")))

@@ -11,20 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvstages.quantizer import (
-    BITS,
-    LEVELS,
-    QUANTIZED,
-    bytes_per_token,
-    choose_scale,
-    dequantize,
-    neighbour,
-    pack,
-    packed_width,
-    quantize,
-    reconstruct,
-    unpack,
-)
+from kvstages.cache.precisions import BITS, LEVELS, QUANTIZED, bytes_per_token, packed_width
+from kvstages.cache.quantizer import choose_scale, dequantize, neighbour, pack, quantize, reconstruct, unpack
 
 vectors = hnp.arrays(
     np.float32, st.integers(1, 33), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_nan=False)

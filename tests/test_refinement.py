@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from score_tables import random_table
 
-from kvstages.budgets import Budget
-from kvstages.comparison import Recipe
-from kvstages.files import write_table
-from kvstages.grid import Grid
-from kvstages.refinement import read_moves, refined_policy
-from kvstages.scores import COLUMNS
+from kvstages.cache.precision_grid import Grid
+from kvstages.files.atomic import write_table
+from kvstages.policies.budgets import Budget
+from kvstages.policies.recipes import Recipe
+from kvstages.policies.refinement import read_moves, refined_policy
+from kvstages.scores.table import COLUMNS
 
 TABLE = random_table(2, 2, ("int8", "int4"), head_dim=8, tokens=4)
 BASE = Recipe("exact", "exact", TABLE).policy(Budget(500, "bytes"))

@@ -7,10 +7,10 @@ import torch
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
-from kvstages.checkpoints import save_model
 from kvstages.cli import main
-from kvstages.files import write_tensors
-from kvstages.runtime import Setting, prepare
+from kvstages.files.atomic import write_tensors
+from kvstages.measure.setting import Setting, prepare
+from kvstages.models.checkpoints import save_model
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from made_up import sensitivity_table
 from published_study import PUBLISHED, SENSITIVITY, figure_arguments, table_arguments, write_study
 
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.configuration import check_shared, check_study, load_study
-from kvstages.files import sha256, write_table
-from kvstages.manifest import KEYS, manifest
-from kvstages.quantizer import QUANTIZED
+from kvstages.files.atomic import write_table
+from kvstages.files.ledger import sha256
+from kvstages.provenance.manifest import KEYS, manifest
+from kvstages.study.configuration import check_shared, check_study, load_study
 
 REPOSITORY = Path(__file__).parents[1]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from score_tables import head_table
 
-from kvstages.grid import Grid, Unit
-from kvstages.model_config import GPTConfig
-from kvstages.quantizer import QUANTIZED
-from kvstages.scores import COLUMNS, read_scores, read_setting
+from kvstages.cache.precision_grid import Grid, Unit
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.models.config import GPTConfig
+from kvstages.scores.table import COLUMNS, read_scores, read_setting
 
 CONFIG = GPTConfig(50, 32, 16, 3, 2)
 

@@ -9,14 +9,15 @@ import torch
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
-from kvstages.budgets import Budget
-from kvstages.checkpoints import save_model
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import BITS
 from kvstages.cli import main
-from kvstages.files import read_tensors, write_json, write_table, write_tensors
-from kvstages.grid import Grid
-from kvstages.policies import policy_record
-from kvstages.quantizer import BITS
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_json, write_table, write_tensors
+from kvstages.files.read import read_tensors
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 WAYS = ["parallel", "incremental"]
 GRID = Grid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
-from kvstages.cache import DenseBlockCache
-from kvstages.execution import dense_grid
-from kvstages.grid import PARTS, Grid
-from kvstages.metrics import divergence
-from kvstages.quantizer import LEVELS, QUANTIZED, reconstruct
-from kvstages.runtime import Setting
-from kvstages.sweep import sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.one_pass import DenseBlockCache
+from kvstages.cache.precision_grid import PARTS, Grid
+from kvstages.cache.precisions import LEVELS, QUANTIZED
+from kvstages.cache.quantizer import reconstruct
+from kvstages.measure.execution import dense_grid
+from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import sweep_layer
+from kvstages.scores.columns import trials
 
 MEMORY = 1 << 30
 TRIALS = (("kv", "int8"), ("kv", "int4"))

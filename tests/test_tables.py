@@ -10,9 +10,9 @@ from made_up import sensitivity_table
 from published_study import FLOOR, PUBLISHED, table_arguments, write_study
 
 from kvstages.cli import main
-from kvstages.files import write_table
-from kvstages.html_page import count, decimal, divergence, percent
+from kvstages.files.atomic import write_table
 from kvstages.tables.equal_bytes import p_value
+from kvstages.tables.page import count, decimal, divergence, percent
 
 BYTES = "persistent payload plus the scales of one cache of 64 tokens at batch 1; transient reconstruction"
 NOT_FASTER = "Less storage is not a speed-up"

@@ -19,10 +19,10 @@ import pytest
 import yaml
 from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bundle, study_of
 
-from kvstages.compare import compare
-from kvstages.digests import stage_modules
-from kvstages.published import SHIPPED, published_validation
-from kvstages.verify import verify
+from kvstages.analysis.published import SHIPPED, published_validation
+from kvstages.provenance.code import stage_modules
+from kvstages.provenance.reproduction import compare
+from kvstages.provenance.verify import verify
 
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {

@@ -75,11 +75,11 @@ def command(
     --recipe exact=exact:measured-float32:head:int8,int4 --recipe random=random:measured-float32:head:int8,int4
     --budget 0.01 --output candidates.json
     """
-    from kvstages.budgets import Budget
-    from kvstages.comparison import Recipe, equal_bytes, frontier_policies, parse_recipe
-    from kvstages.files import write_json
-    from kvstages.model_config import read_config
-    from kvstages.scores import read_scores, read_setting, read_source, read_table
+    from kvstages.files.atomic import write_json
+    from kvstages.models.config import read_config
+    from kvstages.policies.budgets import Budget
+    from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
+    from kvstages.scores.table import read_scores, read_setting, read_source, read_table
 
     if (budget is None) == (points is None):
         raise click.UsageError("give either --budget (equal bytes) or --points (a frontier)")

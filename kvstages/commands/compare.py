@@ -21,7 +21,7 @@ def command(first: Path, second: Path) -> None:
 
     Example: kvstages compare results/embedded ../on-a-gpu/results/embedded
     """
-    from kvstages.compare import compare
+    from kvstages.provenance.reproduction import compare
 
     comparison = compare(first, second)
     for name in comparison.identical:

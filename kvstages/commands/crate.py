@@ -19,6 +19,6 @@ def command(folder: Path, output: Path) -> None:
 
     Example: kvstages crate results/embedded --output embedded.zip
     """
-    from kvstages.crate import write_crate
+    from kvstages.provenance.crate import write_crate
 
     write_crate(folder, output)

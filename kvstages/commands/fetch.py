@@ -39,6 +39,6 @@ def command(source: str, location: str, revision: str | None, path: str, sha256:
       kvstages fetch --source bundled --location resources/bundled/sotu-12x8 --path vocab.json \\
           --sha256 SHA256 --output resources/embedded/vocabulary/vocab.json
     """
-    from kvstages.artifacts import fetch
+    from kvstages.study.artifacts import fetch
 
     fetch(source, location, revision, path, sha256, output)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.commands import options
-from kvstages.quantizer import QUANTIZED
 
 
 @click.command("fisher")
@@ -56,12 +56,12 @@ def command(
     Example: kvstages fisher --model model.safetensors --windows windows.safetensors
     --output-table sensitivity/fisher.csv --projections fisher/projections.safetensors
     """
-    from kvstages.checkpoints import load_model
-    from kvstages.files import write_table, write_tensors
-    from kvstages.fisher import window_projections
-    from kvstages.projections import TENSOR, Projections, record_of, sensitivity_columns
-    from kvstages.runtime import DTYPES, prepare
-    from kvstages.windows import load_window
+    from kvstages.files.atomic import write_table, write_tensors
+    from kvstages.measure.gradients import window_projections
+    from kvstages.measure.setting import DTYPES, prepare
+    from kvstages.models.checkpoints import load_model
+    from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
+    from kvstages.study.windows import load_window
 
     wanted = tuple(precision for precision in QUANTIZED if precision in precisions)
     place = prepare(device, threads)

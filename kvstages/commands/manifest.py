@@ -38,9 +38,9 @@ def command(
     import sys
     from datetime import UTC, datetime
 
-    from kvstages.files import write_json, write_text
-    from kvstages.manifest import manifest
-    from kvstages.provenance import this_run
+    from kvstages.files.atomic import write_json, write_text
+    from kvstages.provenance.environment import this_run
+    from kvstages.provenance.manifest import manifest
 
     try:
         configuration = json.loads(settings)

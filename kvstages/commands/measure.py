@@ -46,13 +46,13 @@ def command(
     Example: kvstages measure --model model.safetensors --windows windows.safetensors --window validation
     --policies candidates.json --reference reference/validation.safetensors --output joint.csv
     """
-    from kvstages.checkpoints import load_model
-    from kvstages.evaluation import read_reference
-    from kvstages.files import write_table
-    from kvstages.joint import measure
-    from kvstages.policies import read_policies
-    from kvstages.runtime import Setting, prepare
-    from kvstages.windows import load_window
+    from kvstages.files.atomic import write_table
+    from kvstages.measure.evaluation import read_reference
+    from kvstages.measure.policy_set import measure
+    from kvstages.measure.setting import Setting, prepare
+    from kvstages.models.checkpoints import load_model
+    from kvstages.policies.record import read_policies
+    from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)

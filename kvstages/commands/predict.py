@@ -44,12 +44,12 @@ def command(
     --projections fisher/projections.safetensors --policies frontier/candidates.json --joint fisher/joint.csv
     --output fisher/predictions.csv
     """
-    from kvstages.files import write_table
-    from kvstages.joint_table import read_joint
-    from kvstages.model_config import read_config
-    from kvstages.policies import read_policies
-    from kvstages.prediction import predictions, unit_scores
-    from kvstages.projections import read_projections
+    from kvstages.analysis.joint_table import read_joint
+    from kvstages.analysis.prediction import predictions, unit_scores
+    from kvstages.files.atomic import write_table
+    from kvstages.models.config import read_config
+    from kvstages.policies.record import read_policies
+    from kvstages.scores.projections import read_projections
 
     chosen = read_policies(policies, read_config(model))
     write_table(output, predictions(read_projections(projections), unit_scores(sweeps), chosen, read_joint(joint)))

@@ -25,11 +25,11 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
     Example: kvstages refine --base exact/policy.json --moves refined.csv --sensitivity measured-float32.csv
     --model model.safetensors --output refined.json
     """
-    from kvstages.files import write_json
-    from kvstages.model_config import read_config
-    from kvstages.policies import read_policy
-    from kvstages.refinement import read_moves, refined_policy
-    from kvstages.scores import read_scores
+    from kvstages.files.atomic import write_json
+    from kvstages.models.config import read_config
+    from kvstages.policies.record import read_policy
+    from kvstages.policies.refinement import read_moves, refined_policy
+    from kvstages.scores.table import read_scores
 
     config = read_config(model)
     record = read_policy(base, config)

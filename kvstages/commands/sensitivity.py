@@ -23,7 +23,7 @@ def command(shards: tuple[Path, ...], source: str, output: Path) -> None:
     Example: kvstages sensitivity sweep/float32/layer-*.csv --source measured-float32
     --output sensitivity/measured-float32.csv
     """
-    from kvstages.files import write_table
-    from kvstages.sensitivity import gather
+    from kvstages.files.atomic import write_table
+    from kvstages.scores.gather import gather
 
     write_table(output, gather(shards, source))

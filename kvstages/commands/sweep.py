@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
-from kvstages.grid import PARTS
-from kvstages.sweep_table import PRECISION_ORDER, sweep_table, trials
+from kvstages.scores.columns import PRECISION_ORDER, sweep_table, trials
 
 
 @click.command("sweep")
@@ -61,13 +61,13 @@ def command(
 
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
-    from kvstages.checkpoints import load_model
-    from kvstages.files import write_table
-    from kvstages.grid import Grid
-    from kvstages.policies import read_policy
-    from kvstages.runtime import Setting, prepare
-    from kvstages.sweep import sweep_layer
-    from kvstages.windows import load_window
+    from kvstages.cache.precision_grid import Grid
+    from kvstages.files.atomic import write_table
+    from kvstages.measure.setting import Setting, prepare
+    from kvstages.measure.sweep import sweep_layer
+    from kvstages.models.checkpoints import load_model
+    from kvstages.policies.record import read_policy
+    from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)

@@ -151,13 +151,13 @@ def prediction_command(predictions: Path, held_out: tuple[Path, ...], title: str
 
 
 def _folder(published: str | None) -> Path | None:
-    from kvstages.published import published_folder
+    from kvstages.analysis.published import published_folder
 
     return None if published is None else published_folder(published)
 
 
 def _write(output: Path, table: pd.DataFrame, page: str) -> None:
-    from kvstages.files import write_table, write_text
+    from kvstages.files.atomic import write_table, write_text
 
     if output.suffix != ".html":
         raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")

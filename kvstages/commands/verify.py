@@ -20,7 +20,7 @@ def command(context: click.Context, folder: Path) -> None:
 
     Example: kvstages verify results/embedded
     """
-    from kvstages.verify import verify
+    from kvstages.provenance.verify import verify
 
     problems, count = verify(folder)
     for line in problems:

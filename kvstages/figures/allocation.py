@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precisions import BITS
 from kvstages.figures.policies import coinciding
 from kvstages.figures.shades import PRECISIONS, ink
-from kvstages.grid import Grid
-from kvstages.quantizer import BITS
-from kvstages.records import policy_order, read_record
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd

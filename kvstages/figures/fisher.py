@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.gradient_accuracy import scores
+from kvstages.cache.precision_grid import PARTS
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.figures.style import line_style
-from kvstages.fisher_accuracy import scores
-from kvstages.grid import PARTS
-from kvstages.quantizer import QUANTIZED
 from kvstages.tables.sensitivity_summary import PARTS_SAID
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.cache.precision_grid import PARTS
+from kvstages.cache.precisions import BITS
 from kvstages.figures.sensitivity import PART_NAMES
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.grid import PARTS
-from kvstages.quantizer import BITS
-from kvstages.records import read_columns
-from kvstages.sweep_table import BF16_STEP
+from kvstages.files.read import read_columns
+from kvstages.scores.columns import BF16_STEP
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,8 @@ from kvstages.figures.labels import place_labels
 from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.records import policy_order, read_record
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd

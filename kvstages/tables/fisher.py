@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.fisher_accuracy import accuracy
-from kvstages.html_page import Column, Section, count, decimal, page, percent
-from kvstages.tables.common import page_title
+from kvstages.analysis.gradient_accuracy import accuracy
+from kvstages.tables.notes import page_title
+from kvstages.tables.page import Column, Section, count, decimal, page, percent
 from kvstages.tables.sensitivity_summary import PARTS_SAID
 
 if TYPE_CHECKING:

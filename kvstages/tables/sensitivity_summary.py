@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages import published as publication
-from kvstages.html_page import Column, Section, count, decimal, divergence, page
-from kvstages.quantizer import LEVELS
-from kvstages.records import read_columns, read_record
-from kvstages.tables.common import (
+from kvstages.analysis import published as publication
+from kvstages.cache.precisions import LEVELS
+from kvstages.files.read import read_columns, read_record
+from kvstages.tables.notes import (
     MEASURED,
     PROXY_NOTE,
     PUBLISHED_NOTE,
@@ -20,6 +19,7 @@ from kvstages.tables.common import (
     settings,
     storage_notes,
 )
+from kvstages.tables.page import Column, Section, count, decimal, divergence, page
 
 if TYPE_CHECKING:
     import pandas as pd

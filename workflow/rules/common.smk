@@ -6,11 +6,11 @@ Makes: nothing; functions only.
 
 import json
 
-from kvstages.digests import stage_digest
-from kvstages.grid import PARTS, UNITS
-from kvstages.names import layer_name, policy_name, split_policy
-from kvstages.quantizer import QUANTIZED
-from kvstages.sweep_table import BF16_STEP, FLOOR
+from kvstages.provenance.code import stage_digest
+from kvstages.cache.precision_grid import PARTS, UNITS
+from kvstages.policies.names import layer_name, policy_name, split_policy
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.scores.columns import BF16_STEP, FLOOR
 
 # Name of the source of scores from gradients.
 FISHER = "fisher"

@@ -1,0 +1,3 @@
+"""DOC."""
+
+from __future__ import annotations
