@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvstages.cache.precisions import LEVELS
+from kvstages.cache.precisions import MAX_CODES
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
 from kvstages.measure.metrics import divergence
 from kvstages.models.gpt2_nano import GPT
@@ -31,7 +31,7 @@ class HeadCache:
             self.payload.append(x)
             return
         scale = choose_scale(x)
-        codes = quantize(x, scale, LEVELS[self.precision])
+        codes = quantize(x, scale, MAX_CODES[self.precision])
         self.scales.append(scale)
         self.payload.append(pack(codes, 4) if self.precision == "int4" else codes)
 
@@ -41,7 +41,7 @@ class HeadCache:
         if self.precision == "bf16":
             return stored
         codes = unpack(stored, 4, self.head_dim) if self.precision == "int4" else stored
-        return dequantize(codes, torch.stack(self.scales), LEVELS[self.precision], self.dtype)
+        return dequantize(codes, torch.stack(self.scales), MAX_CODES[self.precision], self.dtype)
 
 
 @torch.no_grad()

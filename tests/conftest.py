@@ -39,7 +39,7 @@ STUDY = {
     "layers": 2,
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
-    "execution": "parallel",
+    "execution": "one-pass",
     "compute_dtype": "float32",
     "sensitivity": "measured",
     "probes": 4,

@@ -57,7 +57,7 @@ def test_tables_measured_in_different_ways_are_refused(tmp_path):
     one = write_set(tmp_path / "one", [policy_rows("a", [1.0, 2.0])])
     other = write_set(tmp_path / "other", [policy_rows("b", [1.0, 2.0, 3.0])])
     with pytest.raises(
-        ValueError, match=r"other/joint\.csv: measured on 3 blocks of validation \(parallel, float32\), but "
+        ValueError, match=r"other/joint\.csv: measured on 3 blocks of validation \(one-pass, float32\), but "
     ):
         additivity([one, other])
 

@@ -1,4 +1,4 @@
-"""`kvstages crate`: what is in the crate, what is refused, and what the maintained validator says."""
+"""`kvstages export`: what is in the crate, what is refused, and what the maintained validator says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def export(output: str = "crate", folder: Path = FOLDER) -> Result:
-    return CliRunner().invoke(main, ["crate", str(folder), "--output", output])
+    return CliRunner().invoke(main, ["export", str(folder), "--output", output])
 
 
 def entities(folder: Path) -> dict[str, dict]:
@@ -55,7 +55,10 @@ def test_a_crate_holds_every_file_with_checksum_rule_and_source(study: Path) -> 
     assert len(run["result"]) == len(manifest["outputs"]) + 2
     assert {entry["@id"] for entry in run["object"]} == {*manifest["inputs"], "configuration.json"}
     assert json.loads(Path("crate", "configuration.json").read_text()) == manifest["configuration"]
-    assert Path("crate", "kvstages", "quantizer.py").read_bytes() == (PACKAGE / "quantizer.py").read_bytes()
+    assert (
+        Path("crate", "kvstages", "cache", "quantizer.py").read_bytes()
+        == (PACKAGE / "cache" / "quantizer.py").read_bytes()
+    )
     assert "startTime" not in run and "agent" not in run
     listed = {path for path in found if not path.startswith(("#", "http", "./"))}
     held = {path.relative_to("crate").as_posix() for path in Path("crate").rglob("*") if path.is_file()}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.cli import STAGES
 from kvstages.provenance.code import stage_digest, stage_modules
+from kvstages.stages import STAGES
 
 SOURCES = {
     "__init__.py": "",

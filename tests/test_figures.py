@@ -19,9 +19,9 @@ from kvstages.figures import (
     adaptation_curves,
     allocation,
     equal_bytes,
-    fisher,
     floor,
     frontier,
+    gradients,
     greedy_path,
     kl_by_position,
     kl_distribution,
@@ -47,7 +47,7 @@ DRAW = {
     "equal-bytes": equal_bytes.draw,
     "frontier": frontier.draw,
     "proxy-joint": proxy_joint.draw,
-    "fisher": fisher.draw,
+    "gradients": gradients.draw,
 }
 
 
@@ -250,7 +250,7 @@ def test_equal_bytes_numbers(study, drawn):
     _, table = drawn["equal-bytes"]
     own = table[table["budget"] == 0.01]
     named, random = own[own["recipe"] != "random"], own[own["recipe"] == "random"]
-    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "depth"]
+    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "by-depth"]
     assert named["policy"].tolist() == named["recipe"].tolist()
     assert random["policy"].nunique() == 12 and random["mean_kl"].is_monotonic_increasing
     rows = pd.read_csv(study / "comparison/0.01/joint.csv")

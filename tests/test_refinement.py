@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from score_tables import random_table
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.atomic import write_table
 from kvstages.policies.budgets import Budget
 from kvstages.policies.recipes import Recipe
@@ -36,7 +36,7 @@ def test_the_refined_policy_adds_least_within_the_bases_bytes(seed):
 
 
 def test_moves_that_add_nothing_anywhere_but_where_the_policy_is_leave_it():
-    choice = TABLE.choice(Grid.of_record(BASE["precisions"]))
+    choice = TABLE.choice(PrecisionGrid.of_record(BASE["precisions"]))
     moves = np.ones((4, 3))
     moves[np.arange(4), [TABLE.ladder.index(name) for name in choice]] = 0
     assert refined_policy("refined", BASE, moves, TABLE)["precisions"] == BASE["precisions"]
@@ -44,7 +44,7 @@ def test_moves_that_add_nothing_anywhere_but_where_the_policy_is_leave_it():
 
 def write_moves(path, missing=None):
     rows = [
-        (*unit, precision, 0.1 * index - 0.2 * rung, 0.0, "around-0.01", "parallel", "float32")
+        (*unit, precision, 0.1 * index - 0.2 * rung, 0.0, "around-0.01", "one-pass", "float32")
         for index, unit in enumerate(TABLE.units)
         for rung, precision in enumerate(TABLE.ladder)
         if (*unit[:2], precision) != missing

@@ -78,10 +78,10 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     }
     for key, wrongs in values.items():
         for wrong in wrongs:
-            yield f"{key}={wrong}", {**STUDIES["embedded"], key: wrong}
+            yield f"{key}={wrong}", {**STUDIES["demo"], key: wrong}
 
 
-WRONG = [*broken(STUDIES["embedded"]), *broken(STUDIES["gpt2-nano"]), *wrong_values()]
+WRONG = [*broken(STUDIES["demo"]), *broken(STUDIES["gpt2-nano"]), *wrong_values()]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -97,8 +97,8 @@ def test_shipped_configuration_is_right() -> None:
 
 @pytest.mark.parametrize(("name", "study"), WRONG, ids=[name for name, _ in WRONG])
 def test_schema_and_checks_refuse_the_same_studies(name: str, study: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^config/studies/embedded\.yaml: "):
-        check_study("embedded", study)
+    with pytest.raises(ValueError, match=r"^config/studies/demo\.yaml: "):
+        check_study("demo", study)
     assert list(jsonschema.Draft202012Validator(SCHEMAS["study"]).iter_errors(study)), name
 
 

@@ -11,7 +11,7 @@ from kvstages.files.atomic import write_table
 from kvstages.scores.columns import SENSITIVITY_COLUMNS, sweep_table, trials
 from kvstages.scores.gather import gather
 
-SETTING = {"execution": "parallel", "compute_dtype": "float32"}
+SETTING = {"execution": "one-pass", "compute_dtype": "float32"}
 TRIALS = trials(PARTS, ("int8", "int4", "compute-step", "bf16-step"))
 
 

@@ -1,13 +1,9 @@
-"""DOC."""
+"""The arm and seed of an adapted model, by the folder that it lies in."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def arm_and_seed(path: Path) -> tuple[str, int]:

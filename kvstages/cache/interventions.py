@@ -1,4 +1,9 @@
-"""DOC."""
+"""What a sweep may do to a part of one unit, and what each tensor of a layer then reads back as.
+
+An intervention gives a part of one head another precision. A control intervention quantizes nothing: it moves every
+value to a neighbouring one, and so measures the floor. Axes: keys and values together [B, 2H, T, D], the heads' keys
+first.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvstages.cache.precisions import BITS, LEVELS
+from kvstages.cache.precisions import BITS, MAX_CODES
 from kvstages.cache.quantizer import neighbour
 from kvstages.cache.rounding import STORAGE
 
 # Interventions that quantize nothing and measure the floor: each value moved to a neighbouring one, of the dtype that
 # the model computes in, or of BF16. Stored dense, as "bf16" is.
-NULLS = ("compute-step", "bf16-step")
+CONTROLS = ("compute-step", "bf16-step")
 
 
-DENSE = ("bf16", *NULLS)
+DENSE = ("bf16", *CONTROLS)
 
 
 def check_finite(both: Tensor, layer: int) -> None:
@@ -34,7 +39,7 @@ def check_finite(both: Tensor, layer: int) -> None:
 def check_precisions(row: Sequence[str], layer: int) -> None:
     """ValueError that names the layer and a precision that no cache knows."""
     for name in row:
-        if name not in BITS and name not in NULLS:
+        if name not in BITS and name not in CONTROLS:
             raise ValueError(f"layer {layer}: precision {name!r} is none of {', '.join(BITS)}")
 
 
@@ -45,18 +50,18 @@ class ReadBack:
         check_precisions(row, layer)
         self.rows = {
             name: torch.tensor([index for index, found in enumerate(row) if found == name], device=device)
-            for name in dict.fromkeys((*LEVELS, *DENSE))
+            for name in dict.fromkeys((*MAX_CODES, *DENSE))
             if name in row
         }
         self.uniform = len(self.rows) == 1
-        quantized = [name for name in LEVELS if name in self.rows]
+        quantized = [name for name in MAX_CODES if name in self.rows]
         self.quantized = quantized
-        self.nulls = [name for name in NULLS if name in self.rows]
+        self.nulls = [name for name in CONTROLS if name in self.rows]
         nothing = torch.tensor([], dtype=torch.long, device=device)
         self.quantized_rows = torch.cat([nothing, *(self.rows[name] for name in quantized)])
         self.dense_rows = torch.cat([nothing, *(self.rows[name] for name in DENSE if name in self.rows)])
         # A step quantizes all tensors in one go, each to its own m; what comes out for the dense ones is not used.
-        self.levels = torch.tensor([float(LEVELS.get(name, 1)) for name in row], device=device).view(-1, 1, 1)
+        self.levels = torch.tensor([float(MAX_CODES.get(name, 1)) for name in row], device=device).view(-1, 1, 1)
         self.is_dense = torch.tensor([name in DENSE for name in row], device=device).view(-1, 1, 1)
 
     def pick(self, x: Tensor, rows: Tensor) -> Tensor:

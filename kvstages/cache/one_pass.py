@@ -1,4 +1,7 @@
-"""DOC."""
+"""The KV cache of whole blocks, all positions in one pass: for measuring.
+
+Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys first.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import torch
 from torch import Tensor
 
 from kvstages.cache.interventions import ReadBack, check_finite
-from kvstages.cache.precision_grid import Grid
-from kvstages.cache.precisions import LEVELS
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import MAX_CODES
 from kvstages.cache.quantizer import reconstruct
 from kvstages.cache.rounding import Rounding, storage_rounding
 
 
 class BlockCache:
-    """The same cache for all positions of a block in one pass, for the ``parallel`` execution.
+    """The same cache for all positions of a block in one pass, for the ``one-pass`` execution.
 
     What a query may see is the reconstructed past and its own exact key and value. So each layer offers T
     reconstructed positions and T exact ones, [B, H, 2T, D], under a mask that shows the first strictly below the
@@ -21,7 +24,7 @@ class BlockCache:
     policy takes the same path, and one with all heads in BF16 measures exactly 0.
     """
 
-    def __init__(self, grid: Grid, device: torch.device | str = "cpu", rounding: Rounding = storage_rounding):
+    def __init__(self, grid: PrecisionGrid, device: torch.device | str = "cpu", rounding: Rounding = storage_rounding):
         self.device, self.rounding = device, rounding
         self.read = [ReadBack(grid.row(layer), layer, device) for layer in range(len(grid.keys))]
 
@@ -34,7 +37,7 @@ class BlockCache:
         stored = read.moved(both)
         rows = read.quantized_rows
         if read.quantized and read.uniform:
-            stored = reconstruct(both, LEVELS[read.quantized[0]])
+            stored = reconstruct(both, MAX_CODES[read.quantized[0]])
         elif read.quantized:
             quantized = reconstruct(both.index_select(1, rows), read.levels.index_select(0, rows))
             stored = stored.index_copy(1, rows, quantized)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvstages.cache.interventions import ReadBack, check_finite
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS, packed_width
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
@@ -152,7 +152,7 @@ class PackedCache:
 
     def __init__(
         self,
-        grid: Grid,
+        grid: PrecisionGrid,
         batch: int,
         head_dim: int,
         arithmetic: torch.dtype,
@@ -207,7 +207,7 @@ class PackedCache:
         return sum(layer.working_bytes for layer in self.layers)
 
 
-def measured_bytes(grid: Grid, head_dim: int, tokens: int) -> tuple[int, int]:
+def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> tuple[int, int]:
     """Payload and scale bytes of a real cache of one sequence of ``tokens``.
 
     Counted from the cache's tensors (STUDY.md, "Measuring"), whatever dtype a study measures in.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # What the name of a study's unit stands for: the parts of a head that have a precision of their own.
-UNITS = {"head": ("kv",), "tensor": ("k", "v")}
+UNITS = {"head": ("kv",), "keys-values": ("k", "v")}
 PARTS = ("kv", "k", "v")
 
 
@@ -24,29 +24,29 @@ class Unit(NamedTuple):
 
 
 def units(layers: int, heads: int, unit: str) -> list[Unit]:
-    """All units of a decoder, by layer, head and part; ``unit`` is head or tensor."""
+    """All units of a decoder, by layer, head and part; ``unit`` is head or keys-values."""
     return [Unit(layer, head, part) for layer in range(layers) for head in range(heads) for part in UNITS[unit]]
 
 
 @dataclass(frozen=True)
-class Grid:
+class PrecisionGrid:
     """Precision names of every head's keys [L][H] and values [L][H]."""
 
     keys: tuple[tuple[str, ...], ...]
     values: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of_heads(cls, rows: Iterable[Iterable[str]]) -> Grid:
+    def of_heads(cls, rows: Iterable[Iterable[str]]) -> PrecisionGrid:
         """Keys and values alike, from precisions [L][H]."""
         both = tuple(tuple(row) for row in rows)
         return cls(both, both)
 
     @classmethod
-    def uniform(cls, layers: int, heads: int, precision: str) -> Grid:
+    def uniform(cls, layers: int, heads: int, precision: str) -> PrecisionGrid:
         return cls.of_heads([[precision] * heads] * layers)
 
     @classmethod
-    def of_units(cls, layers: int, heads: int, precisions: Mapping[Unit, str]) -> Grid:
+    def of_units(cls, layers: int, heads: int, precisions: Mapping[Unit, str]) -> PrecisionGrid:
         """From the precision of each unit, every head covered."""
         sides = []
         for side in ("k", "v"):
@@ -55,7 +55,7 @@ class Grid:
         return cls(*sides)
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Grid:
+    def of_record(cls, record: Mapping[str, Any]) -> PrecisionGrid:
         """From {"keys": [L][H], "values": [L][H]}, as a policy's file has it; ValueError on any other shape."""
         if not isinstance(record, Mapping) or set(record) != {"keys", "values"}:
             found = sorted(record) if isinstance(record, Mapping) else type(record).__name__
@@ -84,7 +84,7 @@ class Grid:
         """Precisions of all tensors, 2 · L · H of them."""
         return [name for layer in range(len(self.keys)) for name in self.row(layer)]
 
-    def with_layer(self, layer: int, part: str, precision: str) -> Grid:
+    def with_layer(self, layer: int, part: str, precision: str) -> PrecisionGrid:
         """This grid, with one part of all heads of a layer at another precision."""
 
         def changed(rows: Sequence[tuple[str, ...]], side: str) -> tuple[tuple[str, ...], ...]:
@@ -92,4 +92,4 @@ class Grid:
                 return tuple(rows)
             return (*rows[:layer], (precision,) * len(rows[layer]), *rows[layer + 1 :])
 
-        return Grid(changed(self.keys, "k"), changed(self.values, "v"))
+        return PrecisionGrid(changed(self.keys, "k"), changed(self.values, "v"))

@@ -1,23 +1,18 @@
-"""DOC."""
+"""The precisions of a stored value: names, bits, largest codes, bytes. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 # Bits of a stored value, from most to fewest. BF16 is not quantized. A new precision is a new line here.
 BITS = {"bf16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
 
 
 # Largest integer code m of each quantized precision.
-LEVELS = {name: 2 ** (bits - 1) - 1 for name, bits in BITS.items() if name != "bf16"}
+MAX_CODES = {name: 2 ** (bits - 1) - 1 for name, bits in BITS.items() if name != "bf16"}
 
 
-QUANTIZED = tuple(LEVELS)
+QUANTIZED = tuple(MAX_CODES)
 
 
 SCALE_BYTES = 2

@@ -33,7 +33,7 @@ from kvstages.policies.names import ALLOCATORS
     help="Quantized precisions to choose from, such as int8,int4.  [default: all that have scores]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="random: what it draws with.")
-@click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage sensitivity.")
+@click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage gather.")
 @options.model
 @click.option(
     "--tokens",

@@ -37,7 +37,7 @@ def command(source: str, location: str, revision: str | None, path: str, sha256:
     \b
     Example:
       kvstages fetch --source bundled --location resources/bundled/sotu-12x8 --path vocab.json \\
-          --sha256 SHA256 --output resources/embedded/vocabulary/vocab.json
+          --sha256 SHA256 --output resources/demo/vocabulary/vocab.json
     """
     from kvstages.study.artifacts import fetch
 

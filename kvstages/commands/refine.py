@@ -20,7 +20,7 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
     """Reallocate at the bytes of a policy, by what each move adds around it.
 
     The new policy has the least sum of added KL that its base's bytes allow. That sum is a proxy, as the first one was;
-    the stage measure says whether the second step helps.
+    the stage evaluate-set says whether the second step helps.
 
     Example: kvstages refine --base exact/policy.json --moves refined.csv --sensitivity measured-float32.csv
     --model model.safetensors --output refined.json

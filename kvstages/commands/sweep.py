@@ -61,7 +61,7 @@ def command(
 
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
-    from kvstages.cache.precision_grid import Grid
+    from kvstages.cache.precision_grid import PrecisionGrid
     from kvstages.files.atomic import write_table
     from kvstages.measure.setting import Setting, prepare
     from kvstages.measure.sweep import sweep_layer
@@ -73,7 +73,7 @@ def command(
     place = prepare(device, threads)
     decoder = load_model(model, setting.dtype, place).pack()
     tokens = load_window(windows, window, decoder.config).to(place)
-    around = None if base is None else Grid.of_record(read_policy(base, decoder.config)["precisions"])
+    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.config)["precisions"])
     wanted = trials(parts, precisions)
     with options.progress(f"sweep, layer {layer}") as report:
         found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)

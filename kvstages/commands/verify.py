@@ -18,7 +18,7 @@ def command(context: click.Context, folder: Path) -> None:
     looked for where they were when the manifest was written, seen from the folder (../../resources/STUDY). Nothing is
     changed.
 
-    Example: kvstages verify results/embedded
+    Example: kvstages verify results/demo
     """
     from kvstages.provenance.verify import verify
 

@@ -36,9 +36,9 @@ def command(shard: Path, model: Path, block: int, windows: tuple[str, ...], outp
 
     \b
     Example:
-      kvstages windows --shard resources/embedded/shard/held-out.bin --model resources/embedded/model.safetensors \\
+      kvstages windows --shard resources/demo/shard/held-out.bin --model resources/demo/model.safetensors \\
           --block 64 --window calibration=0:512 --window validation=8192:10240 \\
-          --output results/embedded/windows.safetensors
+          --output results/demo/windows.safetensors
     """
     from kvstages.files.atomic import write_tensors
     from kvstages.models.config import read_config

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
 
 # Marks of the allocators; all in one shade, for the place says what matters.
-MARKS = {"uniform": "s", "greedy": "o", "exact": "D", "layer": "^", "depth": "v", "reconstruction": "P", "random": "X"}
+MARKS = {
+    "uniform": "s",
+    "greedy": "o",
+    "exact": "D",
+    "by-layer": "^",
+    "by-depth": "v",
+    "reconstruction": "P",
+    "at-random": "X",
+}
 ALLOCATORS = {
     allocator: {
         "marker": marker,

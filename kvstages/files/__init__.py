@@ -1,3 +1,1 @@
-"""DOC."""
-
-from __future__ import annotations
+"""Files written whole or not at all, what each was when written, and checked readers."""

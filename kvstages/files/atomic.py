@@ -2,7 +2,7 @@
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
 leaves the old file or none, never half of one, and the next write removes what a kill left behind. Nothing written
-here carries a time stamp or an absolute path. ``made`` keeps in mind what was written, and readers ask it.
+here carries a time stamp or an absolute path. ``ledger`` keeps in mind what was written, and readers ask it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 from kvstages.files.ledger import sha256 as sha256
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        made.keep(path, temporary)
+        ledger.keep(path, temporary)
         temporary.replace(path)
     except OSError as error:
         if error.errno in NO_ROOM and error.filename is None:

@@ -2,10 +2,10 @@
 
 Snakemake compares times and, of small inputs, checksums; it never asks whether an output is still what its job wrote.
 A flipped byte in a table would be read by whatever runs next, and the results that follow would count as finished.
-So in a working directory that holds the folder ``.made`` (the Snakefile makes it) every file that a stage writes gets a
-record there: its sha256, and that of each recorded file that the stage had read before. Every reader of this package
-compares what it reads with that record, and the stage ``manifest`` compares all of a study's files with theirs, and
-what each was made of with what those files are now.
+So in a working directory that holds the folder ``.ledger`` (the Snakefile makes it) every file that a stage writes
+gets a record there: its sha256, and that of each recorded file that the stage had read before. Every reader of this
+package compares what it reads with that record, and the stage ``manifest`` compares all of a study's files with
+theirs, and what each was made of with what those files are now.
 
 What this finds: a file of the study that changed after it was made, by whatever means and with whatever time, at the
 latest when the study's checksums are written; and a result made of another version of a file than the one there is.
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-FOLDER = ".made"
+FOLDER = ".ledger"
 # What this process has read so far, of recorded files: path from the working directory to sha256.
 _read: dict[str, str] = {}
 
@@ -107,7 +107,7 @@ def keep(path: Path, content: Path) -> None:
 def check_all(paths: Iterable[Path]) -> None:
     """ValueError names the first file that is not what was made, has no record, or was made of other files than now.
 
-    Where nothing is recorded (no folder ``.made``) there is nothing to compare.
+    Where nothing is recorded (no folder ``.ledger``) there is nothing to compare.
     """
     now: dict[str, str] = {}
     records: list[tuple[Path, dict[str, object]]] = []

@@ -1,4 +1,7 @@
-"""DOC."""
+"""Checked readers: records, tables and tensors with their keys, columns and names checked.
+
+What is wrong with a file is one line that names it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 def read_json(path: Path) -> Any:
     """Read one JSON record; ValueError names a file that is not JSON."""
-    made.note(path)
+    ledger.note(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError:
@@ -39,7 +42,7 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def _read_safetensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
-    made.note(path)
+    ledger.note(path)
     try:
         with safe_open(path, framework=framework) as file:
             metadata = file.metadata() or {}
@@ -72,7 +75,7 @@ def read_columns(
     """
     import pandas as pd
 
-    made.note(path)
+    ledger.note(path)
     numbers, texts, gaps = list(numbers), list(texts), list(gaps)
     try:
         table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))

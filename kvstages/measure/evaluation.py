@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvstages.cache.packed import measured_bytes
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.read import read_tensors
 from kvstages.measure.execution import window_logits
 from kvstages.measure.metrics import position_metrics
@@ -25,7 +25,7 @@ Policy = Mapping[str, Any]
 
 
 def read_reference(path: Path, made: Mapping[str, Any]) -> Tensor:
-    """Logits [B, T, V] of a reference; ValueError names ``path`` if it was not computed as ``made`` says."""
+    """Logits [B, T, V] of a reference; ValueError names ``path`` if it was not computed as ``ledger`` says."""
     tensors, record = read_tensors(path)
     logits = reference_logits(tensors, path)
     differ = [f"{key} {record.get(key)}, not {value}" for key, value in made.items() if record.get(key) != value]
@@ -78,12 +78,12 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
     ``reconstruction_bytes`` is what the working copy of the reconstructed past would take beside; it is transient
     and in no total.
     """
-    grid = Grid.of_record(policy["precisions"])
+    grid = PrecisionGrid.of_record(policy["precisions"])
     config = model.config
     payload, scales = measured_bytes(grid, config.head_dim, tokens)
     if (payload, scales) != policy_bytes(grid, config.head_dim, tokens):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes(Grid.uniform(config.num_layers, config.num_heads, "bf16"), config.head_dim, tokens)[0]
+    dense = policy_bytes(PrecisionGrid.uniform(config.num_layers, config.num_heads, "bf16"), config.head_dim, tokens)[0]
     quantized = sum(precision != "bf16" for precision in grid.flat())
     return {
         "proxy": policy["proxy"],

@@ -1,8 +1,9 @@
 """The two executions of a study: how a window's blocks go through the model.
 
-``incremental`` is the thing itself: one token after the other through the packed cache. ``parallel`` takes all
+``token-by-token`` is the thing itself: one token after the other through the packed cache. ``one-pass`` takes all
 positions of a block in one pass, with a mask that shows each query the reconstructed past and its own exact key and
-value. The two agree up to rounding; ``parallel`` is one large matrix product where ``incremental`` is many small ones.
+value. The two agree up to rounding; ``one-pass`` is one large matrix product where ``token-by-token`` is many small
+ones.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from torch import Tensor
 
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.packed import PackedCache
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.setting import Setting
 from kvstages.models.gpt2_nano import GPT
 
-# Tokens of one parallel pass: enough rows for matrix products at full speed; more would leave a CPU's cache.
+# Tokens of one one-pass pass: enough rows for matrix products at full speed; more would leave a CPU's cache.
 PASS_TOKENS = {"cpu": 512, "cuda": 1 << 16}
 
 
-def dense_grid(model: GPT) -> Grid:
+def dense_grid(model: GPT) -> PrecisionGrid:
     """The policy with every head in BF16."""
-    return Grid.uniform(model.config.num_layers, model.config.num_heads, "bf16")
+    return PrecisionGrid.uniform(model.config.num_layers, model.config.num_heads, "bf16")
 
 
 def block_bytes(model: GPT, tokens: int, execution: str) -> int:
@@ -36,7 +37,7 @@ def block_bytes(model: GPT, tokens: int, execution: str) -> int:
     config = model.config
     size = model.lm_head.weight.element_size()
     logits = tokens * config.vocab_size * (size + 8)
-    if execution == "parallel":
+    if execution == "one-pass":
         return logits + tokens * size * (16 * config.embedding_dim + 2 * config.num_heads * tokens)
     return logits + tokens * size * 2 * config.embedding_dim * config.num_layers
 
@@ -44,7 +45,7 @@ def block_bytes(model: GPT, tokens: int, execution: str) -> int:
 def blocks_per_pass(model: GPT, blocks: int, tokens: int, execution: str, memory: int) -> int:
     """How many blocks go through the model together: all that fit ``memory`` (bytes), and at least one."""
     fitting = max(1, memory // block_bytes(model, tokens, execution))
-    if execution == "parallel":
+    if execution == "one-pass":
         fitting = min(fitting, max(1, PASS_TOKENS[model.lm_head.weight.device.type] // tokens))
     return min(blocks, fitting)
 
@@ -53,7 +54,7 @@ def blocks_per_pass(model: GPT, blocks: int, tokens: int, execution: str, memory
 def window_logits(
     model: GPT,
     tokens: Tensor,
-    grid: Grid,
+    grid: PrecisionGrid,
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
@@ -67,7 +68,7 @@ def window_logits(
     step = blocks_per_pass(model, blocks, length, setting.execution, memory)
     for start in range(0, blocks, step):
         part = tokens[start : start + step]
-        if setting.execution == "parallel":
+        if setting.execution == "one-pass":
             logits = model(part, BlockCache(grid, tokens.device))
         else:
             cache = PackedCache(grid, len(part), model.config.head_dim, setting.dtype, length, device=tokens.device)

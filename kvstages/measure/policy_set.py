@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import window_logits
 from kvstages.measure.metrics import cross_entropy, divergence, exponential_sum
 from kvstages.measure.setting import Setting
@@ -45,10 +45,10 @@ def measure(
         raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")
     reference = reference.to(tokens.device)
     total, top = exponential_sum(reference), reference.argmax(dim=-1)
-    found: dict[Grid, tuple[Tensor, Tensor]] = {}
+    found: dict[PrecisionGrid, tuple[Tensor, Tensor]] = {}
     rows = []
     for done, policy in enumerate(policies):
-        grid = Grid.of_record(policy["precisions"])
+        grid = PrecisionGrid.of_record(policy["precisions"])
         if grid not in found:
             parts = [
                 _block_metrics(logits, tokens[blocks], reference[blocks], total[blocks], top[blocks])

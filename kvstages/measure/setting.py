@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-EXECUTIONS = ("parallel", "incremental")
+EXECUTIONS = ("one-pass", "token-by-token")
 
 
 @dataclass(frozen=True)

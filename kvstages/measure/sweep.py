@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvstages.cache.interventions import NULLS
+from kvstages.cache.interventions import CONTROLS
 from kvstages.cache.one_pass import BlockCache, DenseBlockCache
 from kvstages.cache.packed import PackedCache
-from kvstages.cache.precision_grid import Grid
-from kvstages.cache.precisions import LEVELS
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import MAX_CODES
 from kvstages.cache.quantizer import neighbour, reconstruct
 from kvstages.cache.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
 from kvstages.measure.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid, window_logits
@@ -70,7 +70,7 @@ def sweep_layer(
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
-    base: Grid | None = None,
+    base: PrecisionGrid | None = None,
 ) -> LayerSweep:
     """Measure every trial on every head of ``layer``, token ids [B, T]; always against the unquantized reference.
 
@@ -112,9 +112,9 @@ def sweep_layer(
 
 def read_back(x: Tensor, precision: str) -> Tensor:
     """Stored values x [..., D] as a cache of this precision (or null intervention) gives them back, in x's dtype."""
-    if precision in NULLS:
+    if precision in CONTROLS:
         return neighbour(x, x.dtype if precision == "compute-step" else STORAGE)
-    return reconstruct(x, LEVELS[precision]) if precision in LEVELS else x
+    return reconstruct(x, MAX_CODES[precision]) if precision in MAX_CODES else x
 
 
 def reconstruction_error(both: Tensor, part: str, precision: str) -> Tensor:
@@ -133,13 +133,13 @@ def _sweep_blocks(
     variants: list[Variant],
     setting: Setting,
     memory: int,
-    base: Grid | None,
+    base: PrecisionGrid | None,
     rounding: Rounding,
     below: Tensor,
 ) -> Iterator[tuple[Variant, Tensor]]:
     """KL [B, T] of every variant of ``layer`` on blocks that fit together."""
     groups = _groups(model, tokens, variants, setting.execution, memory)
-    run = _parallel_logits if setting.execution == "parallel" else _incremental_logits
+    run = _one_pass_logits if setting.execution == "one-pass" else _token_by_token_logits
     reference = torch.empty(*tokens.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
     total = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
     if base is not None:
@@ -165,7 +165,7 @@ def _groups(model: GPT, tokens: Tensor, variants: list[Variant], execution: str,
     """
     blocks, length = tokens.shape
     size = max(1, memory // (blocks * block_bytes(model, length, execution)))
-    if execution == "parallel":
+    if execution == "one-pass":
         size = min(size, max(1, PASS_TOKENS[tokens.device.type] // (blocks * length)))
     size = min(size, len(variants))
     groups = [variants[start : start + size] for start in range(0, len(variants), size)]
@@ -182,19 +182,19 @@ def _mix(outputs: dict[Trial | None, Tensor], group: Sequence[Variant]) -> Tenso
     return stacked.flatten(0, 1)
 
 
-def _layer_grids(base: Grid, layer: int, groups: list[list[Variant]]) -> dict[Trial | None, Grid]:
+def _layer_grids(base: PrecisionGrid, layer: int, groups: list[list[Variant]]) -> dict[Trial | None, PrecisionGrid]:
     """The base's grid (under None), and one with each trial on all heads of ``layer``."""
     trials = dict.fromkeys(variant.trial for group in groups for variant in group if variant.trial is not None)
     return {None: base, **{trial: base.with_layer(layer, *trial) for trial in trials}}
 
 
-def _parallel_logits(
+def _one_pass_logits(
     model: GPT,
     tokens: Tensor,
     layer: int,
     groups: list[list[Variant]],
     setting: Setting,
-    base: Grid | None,
+    base: PrecisionGrid | None,
     rounding: Rounding,
     below: Tensor,
 ) -> Iterator[tuple[slice, list[Variant], Tensor]]:
@@ -219,13 +219,13 @@ def _parallel_logits(
         yield slice(0, tokens.shape[1]), group, model.lm_head(x).unflatten(0, (len(group), -1))
 
 
-def _incremental_logits(
+def _token_by_token_logits(
     model: GPT,
     tokens: Tensor,
     layer: int,
     groups: list[list[Variant]],
     setting: Setting,
-    base: Grid | None,
+    base: PrecisionGrid | None,
     rounding: Rounding,
     below: Tensor,
 ) -> Iterator[tuple[slice, list[Variant], Tensor]]:
@@ -239,7 +239,7 @@ def _incremental_logits(
     # With a shared rounding error, unquantized values are BF16 in the reference alone: they are kept as they come.
     storage = STORAGE if rounding is storage_rounding else setting.dtype
 
-    def cache(grid: Grid, rows: int) -> PackedCache:
+    def cache(grid: PrecisionGrid, rows: int) -> PackedCache:
         width = model.config.head_dim
         return PackedCache(grid, rows, width, setting.dtype, length, True, tokens.device, rounding, storage)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_tensors
 from kvstages.models.config import GPTConfig, check_config
@@ -58,7 +58,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
 def load_pickle(path: Path) -> Any:
     """What a PyTorch file holds, read with ``weights_only=True`` and nothing else; ValueError on any other file."""
-    made.note(path)
+    ledger.note(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, before the refusal that says it better

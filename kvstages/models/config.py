@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 
 # A safetensors file opens with the length of its JSON header, little-endian, in this many bytes. The format allows
 # headers of at most 100 MB, so a longer one means that the file is something else.
@@ -78,7 +78,7 @@ def read_config(path: Path) -> GPTConfig:
     Reads the header only: 8 bytes of length, then JSON, whose ``__metadata__`` holds the record that
     ``files.write_tensors`` keeps.
     """
-    made.note(path)
+    ledger.note(path)
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
         header = file.read(length) if 0 < length <= LARGEST_HEADER else b""

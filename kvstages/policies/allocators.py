@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS, bytes_per_token
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
@@ -70,7 +70,7 @@ def exact(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     return Allocation([table.ladder[rung] for rung in found.choice(index)], [])
 
 
-def layer(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
+def by_layer(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     """Greedy with all heads of a layer alike: what moves is a layer (or its keys, or its values); nothing is random.
 
     A layer saves many bytes at once. So that its policies can be compared at equal bytes, under a budget in bytes the
@@ -81,7 +81,7 @@ def layer(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     return _descend(table, parts, _rate(costs, sizes), budget, passing=True)
 
 
-def depth(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
+def by_depth(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     """First layers higher, whatever the scores; nothing is random.
 
     All units go down one rung, from the last layer to the first, before any goes down the next; within a layer the
@@ -101,20 +101,20 @@ def reconstruction(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocati
     return _descend(table, _Parts.units(table), _rate(table.errors, table.sizes), budget, passing=False)
 
 
-def random(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
+def at_random(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     """One random policy of so many bytes (``draw``). ValueError for a budget in nats, which would need an order."""
     if budget.measure != "bytes":
-        raise ValueError("allocator random: the budget is in nats, expected bytes, such as 400000B")
+        raise ValueError("allocator at-random: the budget is in nats, expected bytes, such as 400000B")
     return Allocation([table.ladder[rung] for rung in draw(table, int(budget.amount), 1, seed)[0]], [])
 
 
 ALLOCATORS: dict[str, Allocator] = {
     "greedy": greedy,
     "exact": exact,
-    "layer": layer,
-    "depth": depth,
+    "by-layer": by_layer,
+    "by-depth": by_depth,
     "reconstruction": reconstruction,
-    "random": random,
+    "at-random": at_random,
 }
 
 
@@ -134,13 +134,13 @@ def draw(table: ScoreTable, limit: int, count: int, seed: int) -> np.ndarray:
     return draw_assignments(table.sizes, limit - max(granularity(table), 1), limit, count, seed)
 
 
-def policy_bytes(grid: Grid, head_dim: int, tokens: int) -> tuple[int, int]:
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> tuple[int, int]:
     """Payload and scale bytes of a policy, by formula (STUDY.md, "The quantizer")."""
     pairs = [bytes_per_token(precision, head_dim) for precision in grid.flat()]
     return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
 
 
-def average_payload_bits(grid: Grid) -> float:
+def average_payload_bits(grid: PrecisionGrid) -> float:
     """Mean bits a stored element over all keys and values, scales aside."""
     bits = [BITS[precision] for precision in grid.flat()]
     return sum(bits) / len(bits)

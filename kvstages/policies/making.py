@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.policies.allocators import ALLOCATORS, Move, average_payload_bits, policy_bytes
 from kvstages.policies.budgets import Budget
 from kvstages.scores.table import ScoreTable
-
-if TYPE_CHECKING:
-    pass
 
 STEP_COLUMNS = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
 
@@ -39,7 +36,7 @@ def allocated_policy(
         ladder=table.ladder,
         sensitivity=table.source,
     )
-    return {**record, "seed": seed if allocator == "random" else None}, step_table(found.path)
+    return {**record, "seed": seed if allocator == "at-random" else None}, step_table(found.path)
 
 
 def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -65,7 +62,7 @@ def policy_record(
     name: str,
     allocator: str,
     budget: Budget | None,
-    grid: Grid,
+    grid: PrecisionGrid,
     spent: float,
     steps: int,
     head_dim: int,
@@ -77,12 +74,12 @@ def policy_record(
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head or tensor; ``ladder``: the precisions that it could have;
+    ``unit``: what got a precision of its own, head or keys-values; ``ladder``: the precisions that it could have;
     ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
     """
     payload, scales = policy_bytes(grid, head_dim, tokens)
     tensors = grid.flat()
-    dense = policy_bytes(Grid.of_heads([["bf16"] * heads for heads in grid.shape]), head_dim, tokens)[0]
+    dense = policy_bytes(PrecisionGrid.of_heads([["bf16"] * heads for heads in grid.shape]), head_dim, tokens)[0]
     return {
         "policy": name,
         "allocator": allocator,

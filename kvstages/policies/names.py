@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from kvstages.cache.precisions import BITS
 from kvstages.policies.budgets import BYTES, NATS, Budget
 
-if TYPE_CHECKING:
-    pass
-
-
 LAYER = r"\d\d+"
-# The allocators, each a function of ``allocation``; the last part of a policy's name is its budget.
-ALLOCATORS = ("greedy", "exact", "layer", "depth", "reconstruction", "random")
+# The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
+ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
 BUDGET = rf"(?:{BYTES}|{NATS})"
 POLICY = rf"{'|'.join(BITS)}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
 
@@ -38,8 +33,8 @@ def split_policy(policy: str) -> tuple[str, str | None]:
         )
     if policy in BITS:
         return "uniform", None
-    allocator, budget = policy.split("-", 1)
-    return allocator, budget
+    allocator = next(name for name in ALLOCATORS if policy.startswith(f"{name}-"))
+    return allocator, policy.removeprefix(f"{allocator}-")
 
 
 def parse_policy(policy: str) -> tuple[str, Budget | None]:

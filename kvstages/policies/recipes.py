@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvstages.cache.precision_grid import UNITS, Grid
+from kvstages.cache.precision_grid import UNITS, PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.policies.allocators import ALLOCATORS, draw, granularity
 from kvstages.policies.budgets import Budget
@@ -90,16 +90,16 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
     bytes, and where names repeat.
     """
     _check_names(recipes)
-    if recipes[0].allocator == "random":
+    if recipes[0].allocator == "at-random":
         raise ValueError(f"recipe {recipes[0].name}: the first recipe sets the bytes, so it cannot be random")
     first = recipes[0].policy(budget)
     limit = first["bytes"]["total"]
     at_limit = Budget(limit, "bytes")
-    policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != "random")]
+    policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != "at-random")]
     chosen = list(policies)
     spreads = []
     for recipe in recipes:
-        if recipe.allocator == "random":
+        if recipe.allocator == "at-random":
             rungs = draw(recipe.table, limit, max(draws, random), seed)
             policies += [
                 recipe.record(f"{recipe.name}-{number:04d}", choice, at_limit) | {"seed": seed}
@@ -122,7 +122,7 @@ def spread(recipe: Recipe, rungs: np.ndarray, policies: Sequence[dict[str, Any]]
     """
     table = recipe.table
     proxies = np.sort(table.costs[np.arange(rungs.shape[1]), rungs].sum(axis=1))
-    choices = {policy["policy"]: table.choice(Grid.of_record(policy["precisions"])) for policy in policies}
+    choices = {policy["policy"]: table.choice(PrecisionGrid.of_record(policy["precisions"])) for policy in policies}
     scored = {name: table.proxy(choice) for name, choice in choices.items() if choice is not None}
     return {
         "recipe": recipe.name,
@@ -158,7 +158,7 @@ def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
         if precision in ("bf16", *recipe.table.precisions)
     }
     for recipe in recipes:
-        if recipe.allocator == "random":
+        if recipe.allocator == "at-random":
             raise ValueError(f"recipe {recipe.name}: a frontier cannot be random")
         sizes = recipe.table.sizes.sum(axis=0)
         for limit in np.linspace(sizes[0], sizes[-1], points).astype(int).tolist():

@@ -1,4 +1,4 @@
-"""DOC."""
+"""A policy's record as it is read: its keys, its shape and its precisions checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.files.read import read_json
 
@@ -22,7 +22,7 @@ POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "bytes", "proxy", "precisions")
 
 
-def check_policy(policy: Any, config: GPTConfig) -> Grid:
+def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
     """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
@@ -32,7 +32,7 @@ def check_policy(policy: Any, config: GPTConfig) -> Grid:
     for key in ("proxy", "average_payload_bits"):
         if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
             raise ValueError(f"{key} is {policy[key]!r}, expected a number")
-    grid = Grid.of_record(policy["precisions"])
+    grid = PrecisionGrid.of_record(policy["precisions"])
     expected = [config.num_heads] * config.num_layers
     if grid.shape != expected:
         raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
@@ -66,13 +66,13 @@ def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, An
         record = read_json(path)
         found = record.get("policies") if isinstance(record, Mapping) else None
         if not isinstance(found, list) or not found:
-            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage candidates")
+            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage policy-set")
         for index, policy in enumerate(found):
             try:
                 check_policy(policy, config)
                 missing = [key for key in SET_KEYS if key not in policy]
                 if missing:
-                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage candidates")
+                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage policy-set")
                 if policy["policy"] in policies:
                     raise ValueError(f"a second policy of the name {policy['policy']}")
             except ValueError as error:

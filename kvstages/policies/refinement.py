@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstages.cache.precision_grid import Grid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
 from kvstages.policies.recipes import Recipe
@@ -43,7 +43,7 @@ def refined_policy(name: str, base: Mapping[str, Any], moves: np.ndarray, table:
     Its proxy, like every policy's, is the sum of the first scores. ValueError where the base is no policy of the
     table's units and ladder.
     """
-    if table.choice(Grid.of_record(base["precisions"])) is None:
+    if table.choice(PrecisionGrid.of_record(base["precisions"])) is None:
         raise ValueError(f"policy {base['policy']}: precisions other than those of the scores")
     budget = Budget(base["bytes"]["total"], "bytes")
     best = frontier(moves, table.sizes)

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstages import __version__
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 # The workflow's own command and code revision, as JSON: set by the Snakefile for its jobs, which see neither.
 RUN = "KVSTAGES_RUN"
 SECONDS = 10

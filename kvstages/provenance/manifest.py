@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kvstages.cli import STAGES
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 from kvstages.files.atomic import json_text
 from kvstages.files.ledger import sha256
 from kvstages.files.read import read_json
 from kvstages.provenance.code import stage_digest
 from kvstages.provenance.environment import environment
+from kvstages.stages import STAGES
 from kvstages.study.artifacts import check_inside
 
 MANIFEST = "manifest.json"
@@ -90,7 +90,7 @@ def manifest(
     ``run`` holds command, revision and dirty; ``created`` is the time of writing in ISO 8601. ValueError names a file
     that is not what was made (``kvstages.made``) or pinned: nothing damaged gets a checksum here.
     """
-    made.check_all([*artifacts.values(), *outputs])
+    ledger.check_all([*artifacts.values(), *outputs])
     listed = {path.as_posix(): {"sha256": sha256(path), "rule": rule} for path, rule in outputs.items()}
     lines = checksum_lines(listed, folder.as_posix())
     record = {

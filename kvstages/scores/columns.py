@@ -10,7 +10,7 @@ from kvstages.cache.precisions import BITS
 
 SETTING = ["execution", "compute_dtype"]
 SWEEP_COLUMNS = ["layer", "head", "part", "precision", "block", "mean_kl", "base_kl", "reconstruction_error", *SETTING]
-# The null interventions of the floor come after the precisions (see ``cache.NULLS``).
+# The null interventions of the floor come after the precisions (see ``cache.CONTROLS``).
 FLOOR, BF16_STEP = "compute-step", "bf16-step"
 PRECISION_ORDER = (*BITS, FLOOR, BF16_STEP)
 

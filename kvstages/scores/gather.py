@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 
 from kvstages.cache.precision_grid import PARTS
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 from kvstages.scores.columns import BF16_STEP, FLOOR, PRECISION_ORDER, SENSITIVITY_COLUMNS, SETTING, SWEEP_COLUMNS, UNIT
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
-    made.note(path)
+    ledger.note(path)
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

@@ -1,8 +1,9 @@
 """What the quantization of every tensor does to the output, to first order, as a few random numbers each: a_u.
 
-The stage ``fisher`` writes them (see ``fisher``): for probe, block, layer, tensor and precision the product of a random
-gradient with what that precision changes about the tensor. Their squares are KLs to second order: ½ · E[a_u²] of a
-unit, ½ · E[(a_K + a_V)²] of a whole head, ½ · E[(Σ_u a_u)²] of a policy, summed over the positions of a block.
+The stage ``gradients`` writes them (see ``measure.gradients``): for each probe, block, layer, tensor and precision the
+product of a random gradient with what that precision changes about the tensor. Their squares are KLs to second order:
+½ · E[a_u²] of a unit, ½ · E[(a_K + a_V)²] of a whole head, ½ · E[(Σ_u a_u)²] of a policy, summed over the positions
+of a block.
 
 Axes: P probes, B blocks, L layers, H heads, R quantized precisions; 2H tensors, the keys of the heads first.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstages.cache.precision_grid import PARTS, Grid
+from kvstages.cache.precision_grid import PARTS, PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.files.read import read_arrays
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
@@ -24,7 +25,7 @@ from kvstages.stats.bootstrap import standard_error
 
 TENSOR = "projections"
 AXES = ["probe", "block", "layer", "tensor", "precision"]
-SOURCE = "fisher"
+SOURCE = "gradients"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Projections:
         """Mean KL (nats a position) of each unit of one part, by block [B, L, H, R]."""
         return self._mean_kl(self.parts(part))
 
-    def of_policy(self, grid: Grid) -> np.ndarray:
+    def of_policy(self, grid: PrecisionGrid) -> np.ndarray:
         """a_u of the tensors of a policy [P, B, L, 2H], 0 where they stay in BF16.
 
         ValueError where the policy is one for another shape of decoder, or has a precision that was not tried.
@@ -71,12 +72,12 @@ class Projections:
         chosen = np.take_along_axis(self.values, np.maximum(index, 0)[None, None, :, :, None], axis=4)[..., 0]
         return np.where(index < 0, 0.0, chosen)
 
-    def joint_kl(self, grid: Grid) -> np.ndarray:
+    def joint_kl(self, grid: PrecisionGrid) -> np.ndarray:
         """Mean KL of a policy by block [B], interactions of all of its tensors included."""
         return self._mean_kl(self.of_policy(grid).sum(axis=(2, 3)))
 
-    def additive_kl(self, grid: Grid, unit: str) -> np.ndarray:
-        """Sum of the mean KL of a policy's units (head or tensor) by block [B]: no interactions between units."""
+    def additive_kl(self, grid: PrecisionGrid, unit: str) -> np.ndarray:
+        """Sum of the mean KL of a policy's units (head or keys-values) by block [B]: no interactions between units."""
         chosen = self.of_policy(grid)
         if unit == "head":
             chosen = chosen[:, :, :, : self.heads] + chosen[:, :, :, self.heads :]
@@ -95,11 +96,11 @@ def record_of(precisions: Sequence[str], tokens: int, window: str) -> dict[str, 
 
 
 def read_projections(path: Path) -> Projections:
-    """The file of the stage ``fisher``; ValueError names it and what is wrong with it."""
+    """The file of the stage ``gradients``; ValueError names it and what is wrong with it."""
     arrays, record = read_arrays(path)
     if list(arrays) != [TENSOR] or record.get("axes") != AXES:
         raise ValueError(
-            f"{path}: tensors {', '.join(sorted(arrays)) or 'none'}, expected {TENSOR} of the stage fisher"
+            f"{path}: tensors {', '.join(sorted(arrays)) or 'none'}, expected {TENSOR} of the stage gradients"
         )
     values, precisions, tokens = arrays[TENSOR], record.get("precisions"), record.get("tokens")
     if not isinstance(precisions, list) or not precisions or not set(precisions) <= set(QUANTIZED):
@@ -131,6 +132,6 @@ def sensitivity_columns(found: Projections, error: Mapping[tuple[str, str], np.n
                     wrong = float(error[part, precision][layer, head].mean())
                     score = float(own.mean()), standard_error(own), blocks
                     rows.append(
-                        (layer, head, part, precision, *score, None, None, 0, wrong, SOURCE, "parallel", "float32")
+                        (layer, head, part, precision, *score, None, None, 0, wrong, SOURCE, "one-pass", "float32")
                     )
     return {name: [row[index] for row in rows] for index, name in enumerate(SENSITIVITY_COLUMNS)}

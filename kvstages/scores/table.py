@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstages.cache.precision_grid import UNITS, Grid, Unit, units
+from kvstages.cache.precision_grid import UNITS, PrecisionGrid, Unit, units
 from kvstages.cache.precisions import QUANTIZED, bytes_per_token
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +123,7 @@ class ScoreTable:
         rows = [("bf16", *self.precisions).index(precision) for precision in choice]
         return float(np.cumsum(self.scores[rows, np.arange(len(self.units))])[-1])
 
-    def choice(self, grid: Grid) -> list[str] | None:
+    def choice(self, grid: PrecisionGrid) -> list[str] | None:
         """The precision of each unit [U] of a grid; None where this table has no score for it: another shape or
         precision, or, with heads as units, keys and values that differ."""
         if grid.shape != [self.heads] * self.layers or not set(grid.flat()) <= {"bf16", *self.precisions}:
@@ -132,9 +132,9 @@ class ScoreTable:
         found = [{sides[side][unit.layer][unit.head] for side in unit.part} for unit in self.units]
         return [names.pop() for names in found] if all(len(names) == 1 for names in found) else None
 
-    def grid(self, choice: Sequence[str]) -> Grid:
+    def grid(self, choice: Sequence[str]) -> PrecisionGrid:
         """The precisions of every head's keys and values, from a precision for each unit [U]."""
-        return Grid.of_units(self.layers, self.heads, dict(zip(self.units, choice, strict=True)))
+        return PrecisionGrid.of_units(self.layers, self.heads, dict(zip(self.units, choice, strict=True)))
 
 
 def describe(unit: Unit) -> str:
@@ -188,7 +188,7 @@ def read_table(path: Path) -> pd.DataFrame:
     """The columns of a sensitivity table that allocation reads; ValueError names the file and what is wrong with it."""
     import pandas as pd
 
-    made.note(path)
+    ledger.note(path)
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

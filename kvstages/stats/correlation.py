@@ -1,4 +1,4 @@
-"""DOC."""
+"""Correlations of two lists of numbers, by value and by rank."""
 
 from __future__ import annotations
 

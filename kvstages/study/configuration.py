@@ -31,9 +31,9 @@ from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 SHARED = "config/config.yaml"
 NAME = r"[a-z0-9][a-z0-9-]*"
 DEVICES = ("auto", "cpu", "cuda")
-EXECUTIONS = ("parallel", "incremental")
-# What a study's policies come from: single-unit KL, or gradients (see ``fisher``).
-SENSITIVITIES = ("measured", "fisher")
+EXECUTIONS = ("one-pass", "token-by-token")
+# What a study's policies come from: single-unit KL, or gradients (see ``gradients``).
+SENSITIVITIES = ("measured", "gradients")
 DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
 FILES = ("checkpoint", "vocabulary", "merges", "shard")

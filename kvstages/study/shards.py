@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 from kvstages.files.atomic import write_bytes
 
 MAGIC = 20250320
@@ -36,7 +36,7 @@ def read_shard(path: Path) -> np.ndarray:
     The ids are mapped, not read: a window touches only its own pages of a large shard.
     """
     path = Path(path)
-    made.note(path)
+    ledger.note(path)
     size = path.stat().st_size
     if size < HEADER_BYTES:
         raise ValueError(f"{path}: {size} bytes, but a token shard opens with a header of {HEADER_BYTES}")

@@ -1,4 +1,4 @@
-"""``kvstages measure``."""
+"""``kvstages evaluate-set``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from kvstages.commands import options
 
 
-@click.command("measure")
+@click.command("evaluate-set")
 @options.model
 @options.windows
 @options.window
@@ -18,7 +18,7 @@ from kvstages.commands import options
     type=options.INPUT,
     multiple=True,
     required=True,
-    help="Set of policies, from the stages candidates and refine. May be given more than once.",
+    help="Set of policies, from the stages policy-set and refine. May be given more than once.",
 )
 @click.option(
     "--reference", type=options.INPUT, required=True, help="Logits to compare with, from the stage reference."
@@ -43,8 +43,8 @@ def command(
     Writes one row for each policy and block: mean KL (nats), agreement of the argmaxes, cross entropy; and what the
     set says of the policy (recipe, bytes, proxy). The reference must have been computed in the same way.
 
-    Example: kvstages measure --model model.safetensors --windows windows.safetensors --window validation
-    --policies candidates.json --reference reference/validation.safetensors --output joint.csv
+    Example: kvstages evaluate-set --model model.safetensors --windows windows.safetensors --window validation
+    --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
     """
     from kvstages.files.atomic import write_table
     from kvstages.measure.evaluation import read_reference

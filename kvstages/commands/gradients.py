@@ -1,4 +1,4 @@
-"""``kvstages fisher``."""
+"""``kvstages gradients``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstages.cache.precisions import QUANTIZED
 from kvstages.commands import options
 
 
-@click.command("fisher")
+@click.command("gradients")
 @options.model
 @options.windows
 @click.option("--window", default="calibration", show_default=True, help="Window to estimate on.")
@@ -49,12 +49,12 @@ def command(
 ) -> None:
     """Estimate all sensitivities at once, from gradients of the unquantized model (in FP32).
 
-    Writes a sensitivity table of the source fisher (heads, and keys and values apart, at every precision): the KL to
+    Writes a sensitivity table of the source gradients (heads, and keys and values apart, at every precision): the KL to
     second order, with a standard error over blocks and probes. And the projections that it was made of, one for each
     probe, block, layer, tensor and precision, from which the stage predict foretells the KL of any policy.
 
-    Example: kvstages fisher --model model.safetensors --windows windows.safetensors
-    --output-table sensitivity/fisher.csv --projections fisher/projections.safetensors
+    Example: kvstages gradients --model model.safetensors --windows windows.safetensors
+    --output-table scores/gradients.csv --projections gradients/projections.safetensors
     """
     from kvstages.files.atomic import write_table, write_tensors
     from kvstages.measure.gradients import window_projections
@@ -67,7 +67,7 @@ def command(
     place = prepare(device, threads)
     decoder = load_model(model, DTYPES["float32"], place)
     tokens = load_window(windows, window, decoder.config).to(place)
-    with options.progress("fisher") as report:
+    with options.progress("gradients") as report:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report)
     length = tokens.shape[1]
     found = Projections(values.numpy(), wanted, length)

@@ -24,7 +24,7 @@ NOTES = [
 ]
 
 
-def fisher_table(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
+def gradients_table(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
     """Rows by part, precision and number of probes; the page tells those of all probes first."""
     table = accuracy(measured, projections)
     shown = table.assign(part=table["part"].map(PARTS_SAID))

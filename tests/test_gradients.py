@@ -10,12 +10,11 @@ from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvstages.cache.one_pass import BlockCache
-from kvstages.cache.precision_grid import PARTS, Grid
+from kvstages.cache.precision_grid import PARTS, PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.cache.rounding import storage_rounding
-from kvstages.measure import gradients as fisher
 from kvstages.measure.execution import dense_grid
-from kvstages.measure.gradients import Scores, block_projections, graph_bytes, window_projections
+from kvstages.measure.gradients import GradientCache, Scores, block_projections, graph_bytes, window_projections
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import read_back, sweep_layer
 from kvstages.scores.columns import trials
@@ -48,7 +47,7 @@ class Shifted(BlockCache):
 
 def stored(model, tokens):
     """What each layer's cache holds: [L, B, 2H, T, D]."""
-    cache = fisher.GradientCache(model, tokens.device)
+    cache = GradientCache(model, tokens.device)
     model(tokens, cache)
     return torch.stack(cache.stored)
 
@@ -101,11 +100,11 @@ def test_every_unit_is_unbiased_within_the_spread_of_its_probes():
     assert np.abs(off).max() < 5 and 0.4 < np.sqrt(np.mean(off**2)) < 1.8
 
 
-@pytest.mark.parametrize("unit", ["head", "tensor"])
+@pytest.mark.parametrize("unit", ["head", "keys-values"])
 def test_a_policy_with_its_interactions_is_the_exact_second_order_term(unit):
     model, tokens = model_and_tokens()
     kept = stored(model, tokens)
-    grid = Grid((("int4", "bf16"), ("int8", "int2")), (("int3", "int4"), ("bf16", "int4")))
+    grid = PrecisionGrid((("int4", "bf16"), ("int8", "int2")), (("int3", "int4"), ("bf16", "int4")))
     change = torch.zeros_like(kept)
     for layer in range(LAYERS):
         for row, precision in enumerate(grid.row(layer)):
@@ -115,7 +114,7 @@ def test_a_policy_with_its_interactions_is_the_exact_second_order_term(unit):
     exact = second_order(model, tokens, change)
     error = spread(found.of_policy(grid).sum(axis=(2, 3))) / (2 * found.tokens)
     assert (np.abs(found.joint_kl(grid) - exact) < 4 * error).all() and (error < 0.15 * exact).all()
-    parts = {"head": ("kv",), "tensor": ("k", "v")}[unit]
+    parts = {"head": ("kv",), "keys-values": ("k", "v")}[unit]
     alone = 0
     for part in parts:
         for layer in range(LAYERS):
@@ -163,7 +162,7 @@ def test_slices_of_the_window_give_the_same_as_all_of_it(dtype):
 
 def test_the_reference_is_that_of_a_sweep_and_the_first_position_has_no_effect():
     model, tokens = random_model(3, 2, 9), random_tokens(2, 8)
-    cache = fisher.GradientCache(model, tokens.device)
+    cache = GradientCache(model, tokens.device)
     logits = model(tokens, cache)
     assert torch.equal(logits.detach(), model(tokens, BlockCache(dense_grid(model))))
     assert all(torch.equal(both, both.to(torch.bfloat16).float()) for both in cache.stored)
@@ -176,7 +175,7 @@ def test_against_the_measured_sweep_of_a_small_model():
     model, tokens = random_model(3, 4, 8, vocab=40), random_tokens(6, 24, vocab=40)
     values, error = window_projections(model, tokens, QUANTIZED, 64, MEMORY)
     found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
-    setting = Setting("parallel", "float32")
+    setting = Setting("one-pass", "float32")
     sweeps = [sweep_layer(model, tokens, layer, trials(PARTS, QUANTIZED), setting, MEMORY) for layer in range(3)]
     for part in PARTS:
         for index, precision in enumerate(QUANTIZED):

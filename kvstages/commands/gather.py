@@ -1,4 +1,4 @@
-"""``kvstages sensitivity``."""
+"""``kvstages gather``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def command(shards: tuple[Path, ...], source: str, output: Path) -> None:
     between blocks, and the floor that null interventions of the same head measure. Every layer must be there once, all
     measured in the same way.
 
-    Example: kvstages sensitivity sweep/float32/layer-*.csv --source measured-float32
-    --output sensitivity/measured-float32.csv
+    Example: kvstages gather sweep/float32/layer-*.csv --source measured-float32
+    --output scores/measured-float32.csv
     """
     from kvstages.files.atomic import write_table
     from kvstages.scores.gather import gather

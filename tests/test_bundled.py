@@ -1,4 +1,4 @@
-"""The embedded model: made the same each time, and the shipped one is what its card says."""
+"""The bundled model: made the same each time, and the shipped one is what its card says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvstages.bundled.corpus import ALPHABET, join_speeches, normalise, split_speeches
-from kvstages.bundled.model import make_embedded_model
+from kvstages.bundled.model import make_bundled_model
 from kvstages.bundled.pretraining import Recipe, held_out_loss, learning_rate_share
 from kvstages.files.ledger import sha256
 from kvstages.models.checkpoints import read_checkpoint
@@ -30,7 +30,7 @@ SPEECHES = {f"{year}-Someone-1": TEXT + f"In {year} we met again." for year in r
 def test_the_recipe_gives_the_same_files_each_time(tmp_path):
     threads = torch.get_num_threads()
     for name in ("first", "second"):
-        make_embedded_model(SPEECHES, "0", SMALL, tmp_path / name)
+        make_bundled_model(SPEECHES, "0", SMALL, tmp_path / name)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
     first, second = ({p.name: sha256(p) for p in (tmp_path / name).iterdir()} for name in ("first", "second"))
@@ -70,7 +70,7 @@ def test_the_learning_rate_warms_up_and_comes_down():
 
 
 def test_the_shipped_files_are_those_that_are_pinned():
-    files = load_study(REPOSITORY / "config" / "studies" / "embedded.yaml")["artifacts"]["files"]
+    files = load_study(REPOSITORY / "config" / "studies" / "demo.yaml")["artifacts"]["files"]
     assert {name: sha256(SHIPPED / pin["path"]) for name, pin in files.items()} == {
         name: pin["sha256"] for name, pin in files.items()
     }
@@ -84,7 +84,7 @@ def test_the_shipped_model_predicts_held_out_speeches_as_its_card_says():
     model = GPT(config).eval()
     model.load_state_dict(state)
     tokens = read_shard(SHIPPED / "held-out.bin")
-    windows = load_study(REPOSITORY / "config" / "studies" / "embedded.yaml")["windows"]
+    windows = load_study(REPOSITORY / "config" / "studies" / "demo.yaml")["windows"]
     assert len(tokens) - windows["validation"][1] >= 32_768
     card = (SHIPPED / "MODEL_CARD.md").read_text(encoding="utf-8")
     whole = float(re.search(r"held-out loss, all .*? \| ([0-9.]+) \|", card)[1])

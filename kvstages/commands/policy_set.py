@@ -1,4 +1,4 @@
-"""``kvstages candidates``."""
+"""``kvstages policy-set``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from kvstages.commands import options
 
 
-@click.command("candidates")
+@click.command("policy-set")
 @click.option(
     "--sensitivity",
     "sensitivities",
@@ -32,7 +32,7 @@ from kvstages.commands import options
     multiple=True,
     required=True,
     metavar="NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS",
-    help="How a policy is made: allocator, source of the scores, unit (head or tensor), quantized precisions. Repeat.",
+    help="How a policy is made: allocator, source of the scores, unit, quantized precisions. Repeat.",
 )
 @click.option("--budget", default=None, help="Equal bytes: those of the first recipe at this budget (0.01, 400000B).")
 @click.option("--points", type=click.IntRange(min=2), default=None, help="A frontier: how many byte totals a recipe.")
@@ -70,10 +70,10 @@ def command(
     by less than one unit's move saves; and of random recipes many. With --points: policies of every recipe from all
     BF16 to all at its last precision, and the uniform ones. Everything said of a policy here is proxy and bytes.
 
-    Example: kvstages candidates --sensitivity measured-float32.csv --sensitivity measured-bfloat16.csv
+    Example: kvstages policy-set --sensitivity measured-float32.csv --sensitivity measured-bfloat16.csv
     --model model.safetensors --recipe published=greedy:measured-bfloat16:head:int8,int4
     --recipe exact=exact:measured-float32:head:int8,int4 --recipe random=random:measured-float32:head:int8,int4
-    --budget 0.01 --output candidates.json
+    --budget 0.01 --output policy-set.json
     """
     from kvstages.files.atomic import write_json
     from kvstages.models.config import read_config

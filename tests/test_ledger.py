@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstages.cli import main
-from kvstages.files import ledger as made
+from kvstages.files import ledger
 from kvstages.files.atomic import write_bytes, write_json, write_table, write_tensors, write_text
 from kvstages.files.read import read_columns, read_json, read_tensors
 from kvstages.models.checkpoints import load_pickle
@@ -22,8 +22,8 @@ from kvstages.study.shards import read_shard, write_shard
 def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory in which files are recorded."""
     monkeypatch.chdir(tmp_path)
-    Path(made.FOLDER).mkdir()
-    made.forget()
+    Path(ledger.FOLDER).mkdir()
+    ledger.forget()
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def chain() -> list[Path]:
     """c.json, made of b.json, made of a.json."""
     paths = [Path(name) for name in ("results/a.json", "results/b.json", "results/c.json")]
     for number, path in enumerate(paths):
-        made.forget()
+        ledger.forget()
         if number:
             read_json(paths[number - 1])
         write_json(path, number)
@@ -49,9 +49,9 @@ def chain() -> list[Path]:
 
 def test_a_file_knows_what_it_was_made_of() -> None:
     paths = chain()
-    record = json.loads(Path(".made/results/c.json.json").read_text())
-    assert record == {"sha256": made.sha256(paths[2]), "inputs": {"results/b.json": made.sha256(paths[1])}}
-    made.check_all(paths)
+    record = json.loads(Path(".ledger/results/c.json.json").read_text())
+    assert record == {"sha256": ledger.sha256(paths[2]), "inputs": {"results/b.json": ledger.sha256(paths[1])}}
+    ledger.check_all(paths)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_a_file_that_changed_is_found_at_the_end() -> None:
     paths = chain()
     flip(paths[0])
     with pytest.raises(ValueError, match=r"^results/a\.json: changed after it was made"):
-        made.check_all(paths)
+        ledger.check_all(paths)
 
 
 def test_a_result_of_another_version_of_its_input_is_found_though_nothing_is_damaged() -> None:
     """b was made again and c was not, as happens when an old file is put back with its old time."""
     paths = chain()
-    made.forget()
+    ledger.forget()
     write_json(paths[1], "new")
     with pytest.raises(ValueError, match=r"^results/c\.json: was made of another results/b\.json than"):
-        made.check_all(paths)
+        ledger.check_all(paths)
 
 
 def test_a_file_that_no_stage_made_is_found() -> None:
@@ -105,15 +105,15 @@ def test_a_file_that_no_stage_made_is_found() -> None:
     other = Path("results/d.json")
     other.write_text("1")
     with pytest.raises(ValueError, match=r"^results/d\.json: no stage made it here"):
-        made.check_all([*paths, other])
+        ledger.check_all([*paths, other])
     assert read_json(other) == 1, "but it can be read: a stage by hand takes any file"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"sha256": 1}', b"\xff", b'{"sha256": "", "inputs": []}'])
 def test_a_damaged_record_is_one_line(content: bytes) -> None:
     path = chain()[0]
-    Path(".made/results/a.json.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^results/a\.json: its record \.made/results/a\.json\.json is damaged"):
+    Path(".ledger/results/a.json.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^results/a\.json: its record \.ledger/results/a\.json\.json is damaged"):
         read_json(path)
 
 
@@ -121,15 +121,15 @@ def test_files_elsewhere_are_not_recorded(tmp_path: Path) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside.txt"
     write_text(outside, "x")
     outside.unlink()
-    assert not list(Path(made.FOLDER).iterdir())
+    assert not list(Path(ledger.FOLDER).iterdir())
 
 
 def test_without_the_folder_nothing_is_recorded_or_compared() -> None:
-    shutil.rmtree(made.FOLDER)
+    shutil.rmtree(ledger.FOLDER)
     paths = chain()
     flip(paths[0])
     assert read_json(paths[1]) == 1
-    made.check_all(paths)
+    ledger.check_all(paths)
     assert sorted(path.name for path in Path().iterdir()) == ["results"]
 
 
@@ -138,7 +138,7 @@ def test_a_new_stage_forgets_what_was_read() -> None:
     read_json(paths[0])
     CliRunner().invoke(main, ["verify", "."])
     write_json(paths[1], 5)
-    assert json.loads(Path(".made/results/b.json.json").read_text())["inputs"] == {}
+    assert json.loads(Path(".ledger/results/b.json.json").read_text())["inputs"] == {}
 
 
 def test_nothing_is_left_of_a_record_that_could_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +148,4 @@ def test_nothing_is_left_of_a_record_that_could_not_be_written(monkeypatch: pyte
     monkeypatch.setattr(json, "dump", full)
     with pytest.raises(OSError, match="No space left"):
         write_text(Path("file"), "x")
-    assert sorted(path.name for path in Path().rglob("*")) == [".made"]
+    assert sorted(path.name for path in Path().rglob("*")) == [".ledger"]

@@ -1,4 +1,4 @@
-"""``kvstages crate``."""
+"""``kvstages export``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command("crate")
+@click.command("export")
 @click.argument("folder", metavar="results/STUDY", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="A new folder, or a new .zip file.")
 def command(folder: Path, output: Path) -> None:
@@ -17,7 +17,7 @@ def command(folder: Path, output: Path) -> None:
     ro-crate-metadata.json, which says what each is, where it came from and which rule made it. The code must be the one
     that ran. Needs the package rocrate (pip install 'kvstages[crate]').
 
-    Example: kvstages crate results/embedded --output embedded.zip
+    Example: kvstages export results/demo --output demo.zip
     """
     from kvstages.provenance.crate import write_crate
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def numbers(measured: Path, estimated: Path) -> pd.DataFrame:
-    """Measured and estimated KL (nats) of each unit and precision, and their ratio; see ``fisher_accuracy.scores``."""
+    """Measured and estimated KL (nats) of each unit and precision, and their ratio (``gradient_accuracy.scores``)."""
     return scores(measured, estimated)
 
 
