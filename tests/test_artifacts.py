@@ -328,6 +328,13 @@ def test_refused_folder_requests(folder, changes, expected):
     assert not (folder / "out" / "final.pt").exists()
 
 
+def test_a_pointer_in_place_of_a_file_is_named(folder):
+    (folder / "bundle" / "final.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    result = fetch_locally("--location", "bundle")
+    assert result.exit_code == 1
+    assert "sha256 of a pointer of Git LFS (run `git lfs pull` there) is " in result.output
+
+
 def test_unknown_source():
     with pytest.raises(ValueError, match="source 'ftp': expected one of bundled, hub, local"):
         check_artifact("ftp", "bundle", None, "final.pt", SHA256)

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from kvstages.files.atomic import atomic_path
 from kvstages.files.ledger import sha256 as sha256_of
+from kvstages.files.read import is_lfs_pointer
 from kvstages.study.hub import download
 
 SOURCES = ("bundled", "hub", "local")
@@ -33,7 +34,8 @@ def fetch(source: str, location: str, revision: str | None, path: str, sha256: s
             origin = str(file)
         found = sha256_of(temporary)
         if found != sha256:
-            raise ValueError(f"{origin}: sha256 is {found}, expected {sha256}; {output} was not written")
+            kind = " of a pointer of Git LFS (run `git lfs pull` there)" if is_lfs_pointer(temporary) else ""
+            raise ValueError(f"{origin}: sha256{kind} is {found}, expected {sha256}; {output} was not written")
 
 
 def check_artifact(source: str, location: str, revision: str | None, path: str, sha256: str) -> None:
