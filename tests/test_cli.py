@@ -15,6 +15,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from command_lines import check_call, stage
 from conftest import REPOSITORY
 from models import random_model
 
@@ -25,10 +26,6 @@ from kvstages.models.checkpoints import save_model
 from kvstages.stages import STAGES
 
 COMMANDS = STAGES
-
-
-def stage(name: str) -> click.Command:
-    return main.get_command(click.Context(main), name)
 
 
 def test_the_version_is_known_where_the_package_is_not_installed(monkeypatch):
@@ -62,13 +59,7 @@ def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
     text = stage(name).help.split("Example:")[1].replace("\\\n", " ")
     words = shlex.split(text)
     assert words[:2] == ["kvstages", name]
-    command, given = stage(name), words[2:]
-    if isinstance(command, click.Group):
-        command, given = command.commands[given[0]], given[1:]
-        assert "writ" in command.get_help(click.Context(command))
-    options, arguments, _ = command.make_parser(click.Context(command)).parse_args(list(given))
-    missing = [parameter.name for parameter in command.params if parameter.required and not options[parameter.name]]
-    assert not missing and not arguments
+    check_call(words[1:])
 
 
 @pytest.mark.parametrize("group", ["figure", "table"])

@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -122,24 +121,6 @@ def test_shipped_studies_are_planned(tmp_path: Path) -> None:
     assert project.jobs()["sweep_layer"] == 2 * 12
     assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
     assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
-
-
-def readme_commands() -> list[str]:
-    """Every whole snakemake command of the README that plans jobs."""
-    lines = [line.strip() for line in (REPOSITORY / "README.md").read_text().splitlines() if line.startswith("    ")]
-    commands = [line for line in lines if line.startswith("snakemake ") and not line.endswith("\\")]
-    return [line for line in commands if not {"--report", "--unlock"} & set(shlex.split(line))]
-
-
-def test_the_readme_gives_the_plain_commands() -> None:
-    assert len(readme_commands()) >= 7
-
-
-@pytest.mark.parametrize("command", readme_commands())
-def test_commands_of_the_readme_plan_jobs(command: str, tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    shutil.copytree(REPOSITORY / "config", tmp_path / "config")
-    assert "Job stats:" in project.run(*shlex.split(command)[1:], "--dry-run")
 
 
 def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) -> None:
