@@ -1,11 +1,11 @@
-"""A policy's budget: so many nats of the KL proxy, or so many bytes of one cache."""
+"""A policy's budget: nats of the KL proxy, or bytes of one cache."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# A budget as it is written in a configuration and in a policy's name: 0.01 is nats, 400000B is bytes.
+# A budget as configurations and names of policies write it: 0.01 is nats, 400000B is bytes.
 NATS = r"[0-9][0-9.eE+-]*"
 BYTES = r"[0-9]+B"
 
@@ -23,7 +23,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """From its text; ValueError says what a budget looks like."""
+        """The budget that a text means; ValueError says what a budget looks like."""
         if re.fullmatch(BYTES, text):
             return cls(int(text.removesuffix("B")), "bytes")
         try:
