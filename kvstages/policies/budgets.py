@@ -1,13 +1,14 @@
-"""A policy's budget: nats of the KL proxy, or bytes of one cache."""
+"""A policy's budget: so many nats of the KL proxy, or so many bytes of one cache."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# A budget as configurations and names of policies write it: 0.01 is nats, 400000B is bytes.
-NATS = r"[0-9][0-9.eE+-]*"
-BYTES = r"[0-9]+B"
+# A budget as a configuration and a policy's name write it: 0.01 is nats, 400000B is bytes. It names a folder,
+# so its length is limited: no number that Python writes in its shortest form is longer than 24 characters.
+NATS = r"[0-9][0-9.eE+-]{0,23}"
+BYTES = r"[0-9]{1,15}B"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """The budget that a text means; ValueError says what a budget looks like."""
+        """From its text; ValueError says what a budget looks like."""
         if re.fullmatch(BYTES, text):
             return cls(int(text.removesuffix("B")), "bytes")
         try:
