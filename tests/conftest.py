@@ -25,7 +25,8 @@ import atexit, os, sys
 def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
         names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
-        with open(os.path.join(os.environ["PROBED"], f"{sys.argv[1]}.{os.getpid()}"), "w") as file:
+        stage = " ".join(sys.argv[1 : 3 if sys.argv[1] in ("figure", "table") else 2])
+        with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
 atexit.register(record)
@@ -56,6 +57,7 @@ STUDY = {
         "weight_decay": 0.01,
         "clip": 1.0,
         "beta": 1.0,
+        "policy": "greedy-1e-06",
         "seeds": [1337],
         "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
     },
@@ -95,12 +97,7 @@ def write_tokens(folder: Path, shard: Path) -> None:
     write_shard(shard, np.random.default_rng(7).integers(SHAPE["vocab_size"], size=128))
 
 
-PATHS = {
-    "checkpoint": "model.safetensors",
-    "vocabulary": "vocab.json",
-    "merges": "merges.json",
-    "shard": "held-out.bin",
-}
+PATHS = {"checkpoint": "model.safetensors", "shard": "held-out.bin"}
 
 
 def bundle(folder: Path) -> dict[str, str]:
@@ -133,8 +130,6 @@ def published_bundle(folder: Path) -> dict[str, str]:
     write_tokens(folder / "bpe-tokenizer", folder / "bpe-shards" / "train_000000.bin")
     return {
         "checkpoint": "checkpoints/final.pt",
-        "vocabulary": "bpe-tokenizer/vocab.json",
-        "merges": "bpe-tokenizer/merges.json",
         "shard": "bpe-shards/train_000000.bin",
     }
 

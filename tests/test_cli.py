@@ -64,7 +64,7 @@ def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
 
 @pytest.mark.parametrize("group", ["figure", "table"])
 def test_help_of_every_figure_and_table(group):
-    for name in stage(group).commands:
+    for name in stage(group).list_commands(click.Context(stage(group))):
         result = CliRunner().invoke(main, [group, name, "--help"])
         assert result.exit_code == 0 and "written beside it" in " ".join(result.output.split()), name
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
 from kvstages.scores.columns import BF16_STEP, FLOOR, PRECISION_ORDER, SENSITIVITY_COLUMNS, SETTING, SWEEP_COLUMNS, UNIT
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
+    import pandas as pd
+
     ledger.note(path)
     try:
         table = pd.read_csv(path)
@@ -33,6 +37,8 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     floor is marked (docs/method.md, "Floor and control interventions"). ``source`` names the table. ValueError if
     shards differ in how they were measured or in their interventions, or if a layer is missing or comes twice.
     """
+    import pandas as pd
+
     table = pd.concat([read_table(shard, SWEEP_COLUMNS) for shard in shards], ignore_index=True)
     settings = table[SETTING].drop_duplicates()
     if len(settings) != 1:
