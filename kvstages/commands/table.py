@@ -11,10 +11,14 @@ import click
 from kvstages.commands.entries import EntryGroup, output
 
 WRITTEN = "The table for people, NAME.html; the numbers in full precision, NAME.csv, are written beside it."
-TITLE = click.Option(["--title"], help="The study's title, to stand in that of the page.")
+TITLE = click.Option(
+    ["--title"], help="The study's title, to stand in the page's; in HTML, so that &lt; means <."
+)
 
 
 def run(module: ModuleType, output: Path, title: str | None, published: str | None = None, **inputs: Any) -> None:
+    import html
+
     from kvstages.analysis.published import published_folder
     from kvstages.files.atomic import write_table, write_text
 
@@ -22,7 +26,7 @@ def run(module: ModuleType, output: Path, title: str | None, published: str | No
         raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")
     if published is not None:
         inputs["published"] = published_folder(published)
-    table, page = module.make(**inputs, study=title)
+    table, page = module.make(**inputs, study=None if title is None else html.unescape(title))
     write_table(output.with_suffix(".csv"), table)
     write_text(output, page)
 

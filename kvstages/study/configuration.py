@@ -344,6 +344,8 @@ def allocators(where: str, value: Any) -> None:
 def published(where: str, value: Any) -> None:
     """Published figures that are there."""
     text(where, value)
+    if "<" in value:  # it is a parameter of rules, which Snakemake writes into a script of the report
+        raise ValueError(f"{where}: {kind(value)}, expected a folder without < in its path")
     try:
         published_folder(value)
     except ValueError as error:
