@@ -25,7 +25,7 @@ TABLE = Entry(
 
 NOTES = [
     "The rank correlation is Spearman's, of estimated and measured scores over the units (heads, or their keys or "
-    "values) whose measured score is above its floor. The ratio is estimated / measured, with quantiles over the units.",
+    "values) whose measured score is above its floor. The ratio is estimated / measured; quantiles are over the units.",
     "Rows with fewer probes take the same probes in disjoint groups: the rank correlation is the mean over the groups, "
     "and quantiles are over units and groups.",
     "The error of the probes is the standard error of a score on the same text, relative to it, median over the units. "
