@@ -36,7 +36,7 @@ def command(
 
     Writes KL(policy || reference) and KL(reference || policy), agreement of the argmaxes, cross entropies, perplexities
     and their ratio, and the change of the true next token's probability. Each has its standard error and 95 % bootstrap
-    interval over blocks, and percentiles where it has a distribution. Writes also the largest logit deviation, the first
+    interval over blocks, and percentiles where it has a distribution. Also writes logit deviation, the first
     disagreement, the bytes of one cache, and a table with a row for each position. The reference must have been
     computed in the same way, on the same kind of device.
 
