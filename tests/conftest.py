@@ -163,7 +163,7 @@ class Project:
             env=self.environment,
             text=True,
             capture_output=True,
-            timeout=1500,
+            timeout=3600,
         )
         output = done.stdout + done.stderr
         assert done.returncode == status, output
