@@ -14,10 +14,11 @@ rule fetch_artifact:
     params:
         source=artifact_arguments,
         code=code("fetch"),
+        packages=packages("fetch"),
     message:
         "{wildcards.study}: fetch and verify the {wildcards.artifact}"
     shell:
-        "python -m kvstages fetch {params.source:q} --output {output:q} 2> {log:q}"
+        "kvstages --code {params.code} fetch {params.source:q} --output {output:q} 2> {log:q}"
 
 
 rule convert_checkpoint:
@@ -29,10 +30,11 @@ rule convert_checkpoint:
         "logs/convert_checkpoint/{study}.log",
     params:
         code=code("convert"),
+        packages=packages("convert"),
     message:
         "{wildcards.study}: check the checkpoint and keep its weights as safetensors"
     shell:
-        "python -m kvstages convert --checkpoint {input:q} --output {output} 2> {log}"
+        "kvstages --code {params.code} convert --checkpoint {input:q} --output {output} 2> {log}"
 
 
 rule cut_windows:
@@ -47,8 +49,9 @@ rule cut_windows:
         block=lambda wildcards: study_config(wildcards.study)["block"],
         windows=window_arguments,
         code=code("windows"),
+        packages=packages("windows"),
     message:
         "{wildcards.study}: cut the token windows"
     shell:
-        "python -m kvstages windows --shard {input.shard:q} --model {input.model} --block {params.block}"
+        "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
         " {params.windows} --output {output} 2> {log}"

@@ -6,7 +6,7 @@ Makes: nothing; functions only.
 
 import json
 
-from kvstages.provenance.code import stage_digest
+from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.policies.names import layer_name, policy_name, split_policy
 from kvstages.cache.precisions import QUANTIZED
@@ -16,9 +16,14 @@ from kvstages.scores.columns import BF16_STEP, FLOOR
 GRADIENTS = "gradients"
 
 
-def code(stage):
-    """Digest of the modules that a stage imports, so that an edit reruns what it affects and nothing else."""
-    return stage_digest(stage)
+def code(*stage):
+    """Digest of the code that a stage runs, so that an edit reruns what it affects; its job runs no other code."""
+    return stage_digest(*stage)
+
+
+def packages(*stage):
+    """Versions of the packages that a stage imports, so that a new version reruns what it affects."""
+    return stage_packages(*stage)
 
 
 def study_config(study):

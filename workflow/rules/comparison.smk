@@ -23,10 +23,11 @@ rule allocate_published_recipe:
     params:
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
         code=code("allocate"),
+        packages=packages("allocate"),
     message:
         "{wildcards.study}: the published recipe's policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
+        "kvstages --code {params.code} allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
         " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
@@ -44,10 +45,11 @@ rule allocate_base:
     params:
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
         code=code("allocate"),
+        packages=packages("allocate"),
     message:
         "{wildcards.study}: the exact policy at the published recipe's bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
+        "kvstages --code {params.code} allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
         " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
@@ -68,10 +70,11 @@ rule sweep_around_policy:
         layer=lambda wildcards: int(wildcards.layer),
         execution=execution_arguments,
         code=code("sweep"),
+        packages=packages("sweep"),
     message:
         "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
+        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
         " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
         " --output {output} 2> {log}"
 
@@ -88,10 +91,11 @@ rule gather_moves:
         "logs/gather_moves/{study}/{budget}.log",
     params:
         code=code("gather"),
+        packages=packages("gather"),
     message:
         "{wildcards.study}: gather the moves around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
+        "kvstages --code {params.code} gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
 
 
 rule refine_policy:
@@ -106,10 +110,11 @@ rule refine_policy:
         "logs/refine_policy/{study}/{budget}.log",
     params:
         code=code("refine"),
+        packages=packages("refine"),
     message:
         "{wildcards.study}: reallocate around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
+        "kvstages --code {params.code} refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
         " --model {input.model} --output {output} 2> {log}"
 
 
@@ -126,10 +131,11 @@ rule make_policy_set:
         recipes=equal_bytes_arguments,
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
         code=code("policy-set"),
+        packages=packages("policy-set"),
     message:
         "{wildcards.study}: policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "kvstages --code {params.code} policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --budget {wildcards.budget} --output {output} 2> {log}"
 
 
@@ -146,10 +152,11 @@ rule make_frontier:
         recipes=frontier_arguments,
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
         code=code("policy-set"),
+        packages=packages("policy-set"),
     message:
         "{wildcards.study}: policies along the frontier"
     shell:
-        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "kvstages --code {params.code} policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --output {output} 2> {log}"
 
 
@@ -170,10 +177,11 @@ rule evaluate_policy_set:
     params:
         execution=execution_arguments,
         code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
         " {params.execution} --output {output} 2> {log}"
 
@@ -194,8 +202,9 @@ rule evaluate_frontier:
     params:
         execution=execution_arguments,
         code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"

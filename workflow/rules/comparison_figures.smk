@@ -22,11 +22,12 @@ rule draw_floor:
     log:
         "logs/draw_floor/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "floor"),
+        packages=packages("figure", "floor"),
     message:
         "{wildcards.study}: draw the figure floor"
     shell:
-        "python -m kvstages figure floor {input.sensitivities} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure floor {input.sensitivities} --output {output.svg} 2> {log}"
 
 
 rule draw_equal_bytes:
@@ -46,11 +47,12 @@ rule draw_equal_bytes:
     log:
         "logs/draw_equal_bytes/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "equal-bytes"),
+        packages=packages("figure", "equal-bytes"),
     message:
         "{wildcards.study}: draw the figure equal-bytes"
     shell:
-        "python -m kvstages figure equal-bytes {input.comparisons} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure equal-bytes {input.comparisons} --output {output.svg} 2> {log}"
 
 
 rule draw_frontier:
@@ -69,11 +71,12 @@ rule draw_frontier:
     log:
         "logs/draw_frontier/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "frontier"),
+        packages=packages("figure", "frontier"),
     message:
         "{wildcards.study}: draw the figure frontier"
     shell:
-        "python -m kvstages figure frontier {input.frontier} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure frontier {input.frontier} --output {output.svg} 2> {log}"
 
 
 rule draw_proxy_joint:
@@ -93,11 +96,12 @@ rule draw_proxy_joint:
     log:
         "logs/draw_proxy_joint/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "proxy-joint"),
+        packages=packages("figure", "proxy-joint"),
     message:
         "{wildcards.study}: draw the figure proxy-joint"
     shell:
-        "python -m kvstages figure proxy-joint {input.comparisons} {input.frontier} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure proxy-joint {input.comparisons} {input.frontier} --output {output.svg} 2> {log}"
 
 
 rule make_equal_bytes_table:
@@ -117,11 +121,12 @@ rule make_equal_bytes_table:
         "logs/make_equal_bytes_table/{study}.log",
     params:
         title=study_title,
-        code=code("table"),
+        code=code("table", "equal-bytes"),
+        packages=packages("table", "equal-bytes"),
     message:
         "{wildcards.study}: make the table equal-bytes"
     shell:
-        "python -m kvstages table equal-bytes {input.comparisons} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table equal-bytes {input.comparisons} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_frontier_table:
@@ -140,11 +145,12 @@ rule make_frontier_table:
         "logs/make_frontier_table/{study}.log",
     params:
         title=study_title,
-        code=code("table"),
+        code=code("table", "frontier"),
+        packages=packages("table", "frontier"),
     message:
         "{wildcards.study}: make the table frontier"
     shell:
-        "python -m kvstages table frontier {input.frontier} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table frontier {input.frontier} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_proxy_joint_table:
@@ -164,8 +170,9 @@ rule make_proxy_joint_table:
         "logs/make_proxy_joint_table/{study}.log",
     params:
         title=study_title,
-        code=code("table"),
+        code=code("table", "proxy-joint"),
+        packages=packages("table", "proxy-joint"),
     message:
         "{wildcards.study}: make the table proxy-joint"
     shell:
-        "python -m kvstages table proxy-joint {input.comparisons} {input.frontier} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table proxy-joint {input.comparisons} {input.frontier} --title {params.title:q} --output {output.html} 2> {log}"

@@ -25,11 +25,12 @@ rule draw_sensitivity:
     log:
         "logs/draw_sensitivity/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "sensitivity"),
+        packages=packages("figure", "sensitivity"),
     message:
         "{wildcards.study}: draw the figure sensitivity"
     shell:
-        "python -m kvstages figure sensitivity --sensitivity {input.sensitivity} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure sensitivity --sensitivity {input.sensitivity} --output {output.svg} 2> {log}"
 
 
 rule draw_allocation:
@@ -48,11 +49,12 @@ rule draw_allocation:
     log:
         "logs/draw_allocation/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "allocation"),
+        packages=packages("figure", "allocation"),
     message:
         "{wildcards.study}: draw the figure allocation"
     shell:
-        "python -m kvstages figure allocation {input.policies} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure allocation {input.policies} --output {output.svg} 2> {log}"
 
 
 rule draw_greedy_path:
@@ -72,11 +74,12 @@ rule draw_greedy_path:
     log:
         "logs/draw_greedy_path/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "greedy-path"),
+        packages=packages("figure", "greedy-path"),
     message:
         "{wildcards.study}: draw the figure greedy-path"
     shell:
-        "python -m kvstages figure greedy-path {input.policies} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure greedy-path {input.policies} --output {output.svg} 2> {log}"
 
 
 rule draw_storage_kl:
@@ -95,11 +98,12 @@ rule draw_storage_kl:
     log:
         "logs/draw_storage_kl/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "storage-kl"),
+        packages=packages("figure", "storage-kl"),
     message:
         "{wildcards.study}: draw the figure storage-kl"
     shell:
-        "python -m kvstages figure storage-kl {input.evaluations} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure storage-kl {input.evaluations} --output {output.svg} 2> {log}"
 
 
 rule draw_kl_by_position:
@@ -119,11 +123,12 @@ rule draw_kl_by_position:
     log:
         "logs/draw_kl_by_position/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "kl-by-position"),
+        packages=packages("figure", "kl-by-position"),
     message:
         "{wildcards.study}: draw the figure kl-by-position"
     shell:
-        "python -m kvstages figure kl-by-position {input.evaluations} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure kl-by-position {input.evaluations} --output {output.svg} 2> {log}"
 
 
 rule draw_kl_distribution:
@@ -143,11 +148,12 @@ rule draw_kl_distribution:
     log:
         "logs/draw_kl_distribution/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "kl-distribution"),
+        packages=packages("figure", "kl-distribution"),
     message:
         "{wildcards.study}: draw the figure kl-distribution"
     shell:
-        "python -m kvstages figure kl-distribution {input.evaluations} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure kl-distribution {input.evaluations} --output {output.svg} 2> {log}"
 
 
 rule draw_adaptation_curves:
@@ -166,11 +172,12 @@ rule draw_adaptation_curves:
     log:
         "logs/draw_adaptation_curves/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "adaptation-curves"),
+        packages=packages("figure", "adaptation-curves"),
     message:
         "{wildcards.study}: draw the figure adaptation-curves"
     shell:
-        "python -m kvstages figure adaptation-curves {input.curves} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure adaptation-curves {input.curves} --output {output.svg} 2> {log}"
 
 
 rule draw_adaptation:
@@ -191,11 +198,12 @@ rule draw_adaptation:
         "logs/draw_adaptation/{study}.log",
     params:
         original=repeated("--original", "original"),
-        code=code("figure"),
+        code=code("figure", "adaptation"),
+        packages=packages("figure", "adaptation"),
     message:
         "{wildcards.study}: draw the figure adaptation"
     shell:
-        "python -m kvstages figure adaptation {input.adapted} {params.original} --output {output.svg} 2> {log}"
+        "kvstages --code {params.code} figure adaptation {input.adapted} {params.original} --output {output.svg} 2> {log}"
 
 
 rule make_results_table:
@@ -216,11 +224,12 @@ rule make_results_table:
     params:
         published=published_arguments,
         title=study_title,
-        code=code("table"),
+        code=code("table", "results"),
+        packages=packages("table", "results"),
     message:
         "{wildcards.study}: make the table results"
     shell:
-        "python -m kvstages table results {input.evaluations} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table results {input.evaluations} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_divergence_table:
@@ -239,11 +248,12 @@ rule make_divergence_table:
         "logs/make_divergence_table/{study}.log",
     params:
         title=study_title,
-        code=code("table"),
+        code=code("table", "divergence"),
+        packages=packages("table", "divergence"),
     message:
         "{wildcards.study}: make the table divergence"
     shell:
-        "python -m kvstages table divergence {input.evaluations} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table divergence {input.evaluations} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_sensitivity_summary_table:
@@ -265,11 +275,12 @@ rule make_sensitivity_summary_table:
         sensitivity=repeated("--sensitivity", "sensitivity"),
         published=published_arguments,
         title=study_title,
-        code=code("table"),
+        code=code("table", "sensitivity-summary"),
+        packages=packages("table", "sensitivity-summary"),
     message:
         "{wildcards.study}: make the table sensitivity-summary"
     shell:
-        "python -m kvstages table sensitivity-summary {input.evaluations} {params.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table sensitivity-summary {input.evaluations} {params.sensitivity} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
 
 
 rule make_adaptation_table:
@@ -291,8 +302,9 @@ rule make_adaptation_table:
         original=repeated("--original", "original"),
         published=published_arguments,
         title=study_title,
-        code=code("table"),
+        code=code("table", "adaptation"),
+        packages=packages("table", "adaptation"),
     message:
         "{wildcards.study}: make the table adaptation"
     shell:
-        "python -m kvstages table adaptation {input.adapted} {params.original} {params.published} --title {params.title:q} --output {output.html} 2> {log}"
+        "kvstages --code {params.code} table adaptation {input.adapted} {params.original} {params.published} --title {params.title:q} --output {output.html} 2> {log}"

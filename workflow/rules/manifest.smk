@@ -18,8 +18,9 @@ rule write_manifest:
         pinned=pinned_arguments,
         made=made_arguments,
         code=code("manifest"),
+        packages=packages("manifest"),
     message:
         "{wildcards.study}: record inputs, outputs, code and environment"
     shell:
-        "python -m kvstages manifest --study {wildcards.study} --settings {params.settings:q}"
+        "kvstages --code {params.code} manifest --study {wildcards.study} --settings {params.settings:q}"
         " --output {output.manifest} --checksums {output.checksums} {params.pinned:q} {params.made:q} 2> {log}"

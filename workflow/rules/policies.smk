@@ -18,8 +18,9 @@ rule allocate_policy:
         allocation=allocation_arguments,
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
         code=code("allocate"),
+        packages=packages("allocate"),
     message:
         "{wildcards.study}: allocate precisions for {wildcards.policy}"
     shell:
-        "python -m kvstages allocate {params.allocation} --sensitivity {input.sensitivity} --model {input.model}"
+        "kvstages --code {params.code} allocate {params.allocation} --sensitivity {input.sensitivity} --model {input.model}"
         " --tokens {params.tokens} --policy {wildcards.policy} --output {output.policy} --steps {output.steps} 2> {log}"

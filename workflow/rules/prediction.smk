@@ -24,10 +24,11 @@ rule measure_on_calibration:
         policies=repeated("--policies", "policies"),
         execution=execution_arguments,
         code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure policies on the window of the sensitivities"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window calibration"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window calibration"
         " {params.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
 
 
@@ -45,10 +46,11 @@ rule predict_policies:
     params:
         policies=repeated("--policies", "policies"),
         code=code("predict"),
+        packages=packages("predict"),
     message:
         "{wildcards.study}: predict the joint KL of policies"
     shell:
-        "python -m kvstages predict {input.sweeps} --model {input.model} --projections {input.projections}"
+        "kvstages --code {params.code} predict {input.sweeps} --model {input.model} --projections {input.projections}"
         " {params.policies} --joint {input.joint} --output {output} 2> {log}"
 
 
@@ -69,11 +71,12 @@ rule draw_gradients:
     log:
         "logs/draw_gradients/{study}.log",
     params:
-        code=code("figure"),
+        code=code("figure", "gradients"),
+        packages=packages("figure", "gradients"),
     message:
         "{wildcards.study}: draw the figure gradients"
     shell:
-        "python -m kvstages figure gradients --measured {input.measured} --estimated {input.estimated}"
+        "kvstages --code {params.code} figure gradients --measured {input.measured} --estimated {input.estimated}"
         " --output {output.svg} 2> {log}"
 
 
@@ -94,11 +97,12 @@ rule make_fisher_table:
         "logs/make_fisher_table/{study}.log",
     params:
         title=study_title,
-        code=code("table"),
+        code=code("table", "gradients"),
+        packages=packages("table", "gradients"),
     message:
         "{wildcards.study}: make the table gradients"
     shell:
-        "python -m kvstages table gradients --measured {input.measured} --projections {input.projections}"
+        "kvstages --code {params.code} table gradients --measured {input.measured} --projections {input.projections}"
         " --title {params.title:q} --output {output.html} 2> {log}"
 
 
@@ -120,9 +124,10 @@ rule make_prediction_table:
     params:
         held_out=repeated("--held-out", "held_out"),
         title=study_title,
-        code=code("table"),
+        code=code("table", "prediction"),
+        packages=packages("table", "prediction"),
     message:
         "{wildcards.study}: make the table prediction"
     shell:
-        "python -m kvstages table prediction {input.predictions} {params.held_out} --title {params.title:q}"
+        "kvstages --code {params.code} table prediction {input.predictions} {params.held_out} --title {params.title:q}"
         " --output {output.html} 2> {log}"

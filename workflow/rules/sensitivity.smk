@@ -22,10 +22,11 @@ rule sweep_layer:
         trials=trial_arguments,
         execution=execution_arguments,
         code=code("sweep"),
+        packages=packages("sweep"),
     message:
         "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
     shell:
-        "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
+        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
         " {params.trials} {params.execution} --output {output} 2> {log}"
 
 
@@ -40,10 +41,11 @@ rule gather_sensitivity:
         "logs/gather_sensitivity/{study}/{dtype}.log",
     params:
         code=code("gather"),
+        packages=packages("gather"),
     message:
         "{wildcards.study}: gather the sensitivities"
     shell:
-        "python -m kvstages gather {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
+        "kvstages --code {params.code} gather {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
 
 
 rule gradients_sensitivity:
@@ -63,9 +65,10 @@ rule gradients_sensitivity:
         device=lambda wildcards: device_arguments(),
         memory=config["memory_mb"],
         code=code("gradients"),
+        packages=packages("gradients"),
     message:
         "{wildcards.study}: estimate all sensitivities from gradients"
     shell:
-        "python -m kvstages gradients --model {input.model} --windows {input.windows} --probes {params.probes}"
+        "kvstages --code {params.code} gradients --model {input.model} --windows {input.windows} --probes {params.probes}"
         " {params.device} --memory-mb {params.memory} --output-table {output.table}"
         " --projections {output.projections} 2> {log}"

@@ -1,0 +1,50 @@
+"""What a workflow's jobs will make and how, and whether the files that are already there were made that way."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvstages.cli import main
+from kvstages.commands.arguments import asked
+from kvstages.files import ledger
+from kvstages.provenance.code import stage_digest
+
+# The files that a refused start names, one a line.
+FOREIGN = Path(ledger.FOLDER, "foreign")
+
+
+def plan(jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]:
+    """What makes each file: path from the working directory to stage, arguments and digest of the code.
+
+    ``jobs`` are the outputs of each job of a workflow and its shell command: ``kvstages --code X STAGE ... 2> LOG``.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for outputs, command in jobs:
+        words = shlex.split(command)
+        if words[:1] != ["kvstages"]:
+            continue
+        names, arguments = asked(main, words[1 : words.index("2>") if "2>" in words else None])
+        record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
+        made.update((os.path.relpath(path), record) for path in outputs)
+    return made
+
+
+def check_start(kept: Iterable[str], plan: Mapping[str, Mapping[str, Any]]) -> None:
+    """ValueError, in one line, if a file that a workflow means to keep was made otherwise than its ``plan`` says.
+
+    It names the first such file and what differs, and lists all of them in ``FOREIGN``.
+    """
+    # Records of a study are last: they differ only because something else does.
+    paths = sorted(map(Path, kept), key=lambda path: (plan.get(str(path), {}).get("stage") == "manifest", path))
+    found = ledger.check_plan(paths, plan)
+    FOREIGN.unlink(missing_ok=True)
+    if not found:
+        return
+    FOREIGN.write_text("".join(f"{path}\n" for path, _ in found), encoding="utf-8")
+    path, difference = found[0]
+    more = f" (and {len(found) - 1} more: {FOREIGN})" if found[1:] else ""
+    raise ValueError(f"{path}: {difference}{more}: delete it and run again: xargs -d '\\n' rm -f < {FOREIGN}")
