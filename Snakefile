@@ -27,7 +27,7 @@ import kvstages
 if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSITORY, "kvstages")):
     raise WorkflowError(f"another kvstages than that of {REPOSITORY} is imported: {kvstages.__file__}")
 
-from kvstages.commands.planning import check_start, plan
+from kvstages.commands.planning import check_start, current_files, plan
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
@@ -79,7 +79,7 @@ onstart:
     # From now on stages record what they write, and check what they read (kvstages/files/ledger.py).
     Path(ledger.FOLDER).mkdir(exist_ok=True)
     made = plan((job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd)
-    ledger.write_plan(made)
+    ledger.write_plan(made, SETTINGS)
     # --touch makes nothing: it keeps every file.
     kept = [job for job in workflow.dag.jobs if workflow.touch or not workflow.dag.needrun(job)]
     try:

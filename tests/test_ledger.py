@@ -160,10 +160,10 @@ def test_a_job_reads_only_what_was_made_as_the_plan_says() -> None:
     path = Path("results/a.json")
     ledger.begin({**STAGE, "planned": True})
     write_json(path, 1)
-    ledger.write_plan({"results/a.json": PLANNED})
+    ledger.write_plan({"results/a.json": PLANNED}, {})
     ledger.begin({**STAGE, "planned": True})
     assert read_json(path) == 1
-    ledger.write_plan({"results/a.json": {**PLANNED, "arguments": {"--source": "y"}}})
+    ledger.write_plan({"results/a.json": {**PLANNED, "arguments": {"--source": "y"}}}, {})
     ledger.begin({**STAGE, "planned": True})
     with pytest.raises(
         ValueError, match=r'^results/a\.json: was made with --source "x", where the workflow says "y": '
@@ -175,7 +175,7 @@ def test_a_job_reads_only_what_was_made_as_the_plan_says() -> None:
 
 def test_a_file_that_no_stage_wrote_is_not_what_the_plan_says() -> None:
     path = chain()[0]
-    ledger.write_plan({"results/a.json": PLANNED})
+    ledger.write_plan({"results/a.json": PLANNED}, {})
     ledger.begin({**STAGE, "planned": True})
     with pytest.raises(ValueError, match="was not made by a stage, where the workflow runs gather"):
         read_json(path)
@@ -211,5 +211,24 @@ def test_what_follows_from_a_stale_file_is_not_current() -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
 def test_a_damaged_plan_is_one_line(content: bytes) -> None:
     ledger.PLAN.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^\.ledger/plan: damaged: start the workflow again"):
+    with pytest.raises(ValueError, match=r"^\.ledger/plan: damaged: delete it and start the workflow again"):
         ledger.begin({**STAGE, "planned": True})
+
+
+def test_a_plan_of_some_files_leaves_the_others_as_long_as_the_configuration_is_the_same() -> None:
+    first, second = "results/s/a.json", "results/s/b.json"
+    ledger.write_plan({first: PLANNED, "results/t/c.json": PLANNED}, {"s": 1, "t": 1})
+    ledger.write_plan({second: PLANNED}, {"s": 1, "t": 1})
+    assert set(ledger.read_plan()) == {first, second, "results/t/c.json"}
+    ledger.write_plan({second: PLANNED}, {"s": 2, "t": 1})
+    assert set(ledger.read_plan()) == {second, "results/t/c.json"}
+    assert ledger.read_settings() == {"s": 2, "t": 1}
+
+
+def test_a_configuration_is_written_when_it_is_another_one() -> None:
+    path = ledger.write_settings("s", {"a": 1})
+    os.utime(path, (1, 1))
+    ledger.write_settings("s", {"a": 1})
+    assert path.stat().st_mtime == 1
+    ledger.write_settings("s", {"a": 2})
+    assert path.stat().st_mtime > 1 and json.loads(path.read_text()) == {"a": 2}

@@ -162,7 +162,7 @@ def recorded(files: list[str]) -> list[str]:
         ledger.state(product="float32")
         write_bytes(Path(name), Path(name).read_bytes())
         plan[name] = stage
-    ledger.write_plan(plan)
+    ledger.write_plan(plan, {})
     return files
 
 
@@ -194,7 +194,7 @@ def test_what_is_not_made_as_the_workflow_says_now_is_not_signed(
     from kvstages.files import ledger
 
     plan = ledger.read_plan()
-    ledger.write_plan({**plan, OTHER: {**plan[OTHER], **change}})
+    ledger.write_plan({**plan, OTHER: {**plan[OTHER], **change}}, {})
     result = invoke("--artifact", f"shard={SHARD}", *recorded)
     assert result.output == f"Error: {OTHER}: {message}: delete it and run again\n"
     assert not Path("results/s/manifest.json").exists() and not Path("results/s/SHA256SUMS").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,29 @@ def check_start(kept: Iterable[str], plan: Mapping[str, Mapping[str, Any]]) -> N
     path, difference = found[0]
     more = f" (and {len(found) - 1} more: {FOREIGN})" if found[1:] else ""
     raise ValueError(f"{path}: {difference}{more}: delete it and run again: xargs -d '\\n' rm -f < {FOREIGN}")
+
+
+def current_files(paths: Iterable[str], study: str, settings: Any) -> list[str]:
+    """Of a study's files those that are there and are what the workflow would make now, as far as was recorded.
+
+    ``settings`` is the study's configuration of now: if it is another than the one that was planned last, nobody can
+    say what is current, and nothing is. Where nothing is recorded (no folder ``.ledger``) every file is current.
+    """
+    there = [path for path in paths if Path(path).is_file()]
+    if not os.path.isdir(ledger.FOLDER):
+        return there
+    if ledger.read_settings().get(study) != settings:
+        return []
+    planned = ledger.read_plan()
+    now = {name: {**record, "code": code_of(record["stage"])} for name, record in planned.items()}
+    known: dict[str, bool] = {}
+    return [path for path in there if ledger.current(Path(path), now, known)]
+
+
+@cache
+def code_of(stage: str) -> str | None:
+    """Digest of a stage's code as it is now; None if there is no such stage any more."""
+    try:
+        return stage_digest(*stage.split())
+    except ValueError:
+        return None

@@ -81,19 +81,50 @@ def state(**facts: Any) -> None:
 
 
 def read_plan() -> dict[str, dict[str, Any]]:
-    """What makes each file by the plan of the workflow that was started last; {} where there is none."""
+    """What makes each file by the plan: path from the working directory to stage, arguments and code; {} without it."""
+    return {name: record for study in _plans().values() for name, record in study["files"].items()}
+
+
+def read_settings() -> dict[str, Any]:
+    """The configuration that each study was planned with when a workflow of it was started last."""
+    return {study: plan["settings"] for study, plan in _plans().items()}
+
+
+def _plans() -> dict[str, dict[str, Any]]:
     try:
-        plan = json.loads(PLAN.read_bytes())
+        return json.loads(PLAN.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ValueError(f"{PLAN}: damaged: start the workflow again, which writes it") from error
-    return plan
+        raise ValueError(f"{PLAN}: damaged: delete it and start the workflow again, which writes it") from error
 
 
-def write_plan(plan: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write what makes each file: path from the working directory to stage, arguments and code."""
-    write_json(PLAN, plan)
+def write_plan(files: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
+    """Write what makes each of some files, and the configuration of each study that this follows from.
+
+    A file belongs to the study that is the second part of its path. What was planned before stays where the study's
+    configuration is the same: a workflow may have been asked for some of a study's files only.
+    """
+    plans = {
+        study: plan for study, plan in _plans().items() if settings.get(study, plan["settings"]) == plan["settings"]
+    }
+    for name, record in files.items():
+        study = (*Path(name).parts, "")[1]
+        plan = plans.setdefault(study, {"settings": settings.get(study), "files": {}})
+        plan["files"][name] = record
+    write_json(PLAN, plans)
+
+
+def write_settings(study: str, settings: Any) -> Path:
+    """Keep a study's configuration as a file, which is newer than the results that were signed with another one."""
+    path = Path(FOLDER, f"{study}.configuration")
+    try:
+        same = json.loads(path.read_bytes()) == settings
+    except (FileNotFoundError, ValueError):
+        same = False
+    if not same:
+        write_json(path, settings)
+    return path
 
 
 def place(path: Path) -> tuple[str, Path] | None:
