@@ -27,13 +27,15 @@ import kvstages
 if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSITORY, "kvstages")):
     raise WorkflowError(f"another kvstages than that of {REPOSITORY} is imported: {kvstages.__file__}")
 
+from kvstages.analysis.entries import entries
 from kvstages.commands.planning import check_start, current_files, plan
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
-from kvstages.study.configuration import FILES as ARTIFACTS
-from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
+from kvstages.study.configuration import FILES, check_shared, check_study, load_study
+from kvstages.study.layout import Studies, Study, options_of
 
 min_version("9.0")
 
@@ -43,9 +45,12 @@ configfile: "config/config.yaml"
 
 try:
     check_shared(config)
-    STUDIES = {path.stem: load_study(path) for path in sorted(Path("config", "studies").glob("*.yaml"))}
-    for study, settings in STUDIES.items():
-        check_study(study, settings)
+    FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
+    STUDIES = Studies()
+    for path in sorted(Path("config", "studies").glob("*.yaml")):
+        settings = load_study(path)
+        check_study(path.stem, settings)
+        STUDIES[path.stem] = Study(path.stem, settings, config, FIGURES, TABLES)
     for study in config["studies"]:
         if study not in STUDIES:
             known = ", ".join(STUDIES)
@@ -58,12 +63,12 @@ except ValueError as error:
 GPUS = 0 if config["device"] == "cpu" else 1
 
 # `kvstages` in a rule's command is this repository's package, in containers and on clusters too. -P keeps the working
-# directory out of the modules' path, and so does an empty part of PYTHONPATH not bring it in.
+# directory out of where modules are looked for; an empty part of PYTHONPATH would bring it in.
 OTHERS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 PATHS = os.pathsep.join(dict.fromkeys([REPOSITORY, *OTHERS]))
 shell.prefix(
     "set -euo pipefail; "
-    f"export PYTHONPATH={shlex.quote(PATHS)} PYTHONSAFEPATH=1; ".replace("{", "{{").replace("}", "}}")
+    f"export PYTHONPATH={shlex.quote(PATHS)}; ".replace("{", "{{").replace("}", "}}")
     + 'kvstages() {{ python -P -m kvstages "$@"; }}; '
 )
 # Snakemake's own processes on a cluster start as `python -m snakemake`.
@@ -75,9 +80,16 @@ os.environ.setdefault(RUN, run_record(sys.argv))
 os.environ.setdefault(f"APPTAINERENV_{RUN}", os.environ[RUN])
 
 
+# A report shows what is there and current; --report-after-run reports on what this very command makes.
+REPORT = any(word.split("=")[0] == "--report" for word in sys.argv) and "--report-after-run" not in sys.argv
+SETTINGS = {study: STUDIES[study].configuration for study in STUDIES}
+if not REPORT:
+    for study, settings in SETTINGS.items():
+        ledger.write_settings(study, settings)
+
+
 onstart:
-    # From now on stages record what they write, and check what they read (kvstages/files/ledger.py).
-    Path(ledger.FOLDER).mkdir(exist_ok=True)
+    # Stages record what they write, and check what they read by this plan (kvstages/files/ledger.py).
     made = plan((job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd)
     ledger.write_plan(made, SETTINGS)
     # --touch makes nothing: it keeps every file.
@@ -96,7 +108,7 @@ container: config["container"]
 
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
-    artifact="|".join(ARTIFACTS),
+    artifact="|".join(FILES),
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
@@ -107,21 +119,21 @@ wildcard_constraints:
     seed="[0-9]+",
 
 
-include: "workflow/rules/common.smk"
-include: "workflow/rules/recipes.smk"
-include: "workflow/rules/artifacts.smk"
-include: "workflow/rules/sensitivity.smk"
+include: "workflow/rules/inputs.smk"
+include: "workflow/rules/scores.smk"
 include: "workflow/rules/policies.smk"
-include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/measurement.smk"
 include: "workflow/rules/comparison.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
-include: "workflow/rules/prediction.smk"
-include: "workflow/rules/manifest.smk"
-include: "workflow/rules/pretraining.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/records.smk"
 
 
 rule all:
     default_target: True
     input:
-        [study_inputs(study) + study_outputs(study) + manifest_files(study) for study in config["studies"]],
+        [
+            current_files(STUDIES[study].report_files, study, SETTINGS[study]) if REPORT else STUDIES[study].all_files
+            for study in config["studies"]
+        ],

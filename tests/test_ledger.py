@@ -52,7 +52,7 @@ def test_a_file_knows_what_it_was_made_of() -> None:
     record = json.loads(Path(".ledger/results/c.json.json").read_text())
     inputs = {"results/b.json": ledger.sha256(paths[1])}
     assert record == {"sha256": ledger.sha256(paths[2]), "inputs": inputs, "made": None}
-    ledger.check_all(paths)
+    ledger.check_all(paths, {})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_file_that_changed_is_found_at_the_end() -> None:
     paths = chain()
     flip(paths[0])
     with pytest.raises(ValueError, match=r"^results/a\.json: changed after it was made"):
-        ledger.check_all(paths)
+        ledger.check_all(paths, {})
 
 
 def test_a_result_of_another_version_of_its_input_is_found_though_nothing_is_damaged() -> None:
@@ -98,7 +98,7 @@ def test_a_result_of_another_version_of_its_input_is_found_though_nothing_is_dam
     ledger.begin()
     write_json(paths[1], "new")
     with pytest.raises(ValueError, match=r"^results/c\.json: was made of another results/b\.json than"):
-        ledger.check_all(paths)
+        ledger.check_all(paths, {})
 
 
 def test_a_file_that_no_stage_made_is_found() -> None:
@@ -106,7 +106,7 @@ def test_a_file_that_no_stage_made_is_found() -> None:
     other = Path("results/d.json")
     other.write_text("1")
     with pytest.raises(ValueError, match=r"^results/d\.json: no stage made it here"):
-        ledger.check_all([*paths, other])
+        ledger.check_all([*paths, other], {})
     assert read_json(other) == 1, "but it can be read: a stage by hand takes any file"
 
 
@@ -130,7 +130,7 @@ def test_without_the_folder_nothing_is_recorded_or_compared() -> None:
     paths = chain()
     flip(paths[0])
     assert read_json(paths[1]) == 1
-    ledger.check_all(paths)
+    ledger.check_all(paths, {})
     assert sorted(path.name for path in Path().iterdir()) == ["results"]
 
 

@@ -139,7 +139,7 @@ def test_file_outside_the_folder_has_no_line() -> None:
 )
 def test_a_manifest_with_a_right_checksum_and_wrong_contents(tmp_path: Path, change: dict, message: str) -> None:
     run = {"command": "c", "revision": None, "dirty": None}
-    record, _ = manifest("s", {}, {}, {}, Path("results/s"), run, "2026-01-01")
+    record, _ = manifest("s", {}, {}, (), {}, Path("results/s"), run, "2026-01-01")
     record = {**record, **change}
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**record, "sha256": own_digest(record)}, indent=2, sort_keys=True) + "\n")

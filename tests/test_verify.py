@@ -41,7 +41,9 @@ def make_study(folder: Path) -> None:
         artifacts = {"source": "local", "location": "files", "files": {"shard": pinned}}
         outputs = {path: "a_rule" for path in sorted([*FOLDER.rglob("*"), MODEL]) if path.is_file()}
         study = {"shared": {}, "study": {"artifacts": artifacts}}
-        record, lines = manifest("small", study, {"shard": SHARD}, outputs, FOLDER, RUN, "2026-01-01T00:00:00+00:00")
+        record, lines = manifest(
+            "small", study, {"shard": SHARD}, (), outputs, FOLDER, RUN, "2026-01-01T00:00:00+00:00"
+        )
         write_text(FOLDER / "SHA256SUMS", lines)
         write_json(FOLDER / "manifest.json", record)
     finally:

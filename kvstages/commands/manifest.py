@@ -19,11 +19,23 @@ from kvstages.commands import options
     multiple=True,
     help="A pinned input, by its name in the configuration. Repeat.",
 )
+@click.option(
+    "--published",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A file of published figures that the study's tables show. Repeat.",
+)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="manifest.json, in the results folder.")
 @click.option("--checksums", type=click.Path(path_type=Path), required=True, help="SHA256SUMS to write beside it.")
 @click.argument("outputs", metavar="RULE=PATH...", nargs=-1, required=True)
 def command(
-    study: str, settings: Path, artifacts: tuple[str, ...], output: Path, checksums: Path, outputs: tuple[str, ...]
+    study: str,
+    settings: Path,
+    artifacts: tuple[str, ...],
+    published: tuple[Path, ...],
+    output: Path,
+    checksums: Path,
+    outputs: tuple[str, ...],
 ) -> None:
     """Record what a study's files are and came from.
 
@@ -48,6 +60,7 @@ def command(
         study,
         read_json(settings),
         dict(pair(text, "--artifact", "NAME") for text in artifacts),
+        published,
         {path: rule for rule, path in (pair(text, "output", "RULE") for text in outputs)},
         output.parent,
         this_run(sys.argv),

@@ -4,7 +4,7 @@ Snakemake compares times and, of small inputs, checksums; it never asks whether 
 and it forgets with which settings a file was made when its own records are deleted or touched. So in a working
 directory that holds the folder ``.ledger`` (the Snakefile makes it) every file that a stage writes gets a record there:
 
-- ``sha256`` of the file, and ``inputs``: the sha256 of each recorded file that the stage had read before;
+- ``sha256`` of the file, and ``inputs``: the sha256 of each file of the working directory that the stage had read;
 - ``made``: the stage, every argument of it (defaults too, paths as seen from the working directory), the digest of its
   code, the versions of the packages that it imports, whether a workflow planned it or someone ran it by hand, and what
   the stage itself found out (``state``).
@@ -201,13 +201,14 @@ def difference(name: str, made: Mapping[str, Any] | None, plan: Mapping[str, Map
 
 def note(path: Path) -> None:
     """Say that a file is about to be read: ValueError if it is not what was made, or planned; later files are of it."""
+    found = place(path)
+    if found is None or not os.path.exists(path):
+        return
     checked = check(path)
-    if checked is not None:
-        name = place(path)[0]
-        found = difference(name, checked[1]["made"], _plan)
-        if found is not None:
-            raise ValueError(f"{path}: {found}: delete it and run again")
-        _read[name] = checked[0]
+    wrong = None if checked is None else difference(found[0], checked[1]["made"], _plan)
+    if wrong is not None:
+        raise ValueError(f"{path}: {wrong}: delete it and run again")
+    _read[found[0]] = sha256(path) if checked is None else checked[0]
 
 
 def keep(path: Path, content: Path) -> None:
@@ -233,14 +234,14 @@ def write_json(path: Path, record: object) -> None:
             os.unlink(name)
 
 
-def check_all(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+def check_all(paths: Iterable[Path], others: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """What made each file, by its path from the working directory, from its record.
 
     ValueError names the first file that is not what was made, has no record, was made otherwise than the plan says, or
-    of other files than those there are. Where nothing is recorded (no folder ``.ledger``) there is nothing to compare,
-    and the answer is {}.
+    of other files than those there are. ``others`` are files that no stage makes: path to sha256. Where nothing is
+    recorded (no folder ``.ledger``) there is nothing to compare, and the answer is {}.
     """
-    now: dict[str, str] = {}
+    now = dict(others)
     records: dict[str, tuple[Path, dict[str, Any]]] = {}
     for path in paths:
         found = place(path)
@@ -297,9 +298,14 @@ def current(path: Path, plan: Mapping[str, Mapping[str, Any]], known: dict[str, 
         known[name] = (
             checked is not None
             and difference(name, checked[1]["made"], plan) is None
-            and all(
-                current(Path(other), plan, known) and recorded(Path(other))["sha256"] == digest
-                for other, digest in checked[1]["inputs"].items()
-            )
+            and all(is_current(Path(other), digest, plan, known) for other, digest in checked[1]["inputs"].items())
         )
     return known[name]
+
+
+def is_current(path: Path, digest: str, plan: Mapping[str, Mapping[str, Any]], known: dict[str, bool]) -> bool:
+    """Whether a file of which another was made has the same sha256 still, and is current if a stage made it."""
+    record = recorded(path)
+    if record is None:
+        return path.exists() and sha256(path) == digest
+    return record["sha256"] == digest and current(path, plan, known)

@@ -84,10 +84,17 @@ def artifact_record(name: str, path: Path, settings: Mapping[str, Any]) -> dict[
     return {"artifact": name, **record, "revision": artifacts.get("revision"), "sha256": found}
 
 
+def published_record(path: Path) -> dict[str, Any]:
+    """A file of published figures, as an input; nothing pins it, so the manifest says what it was."""
+    where = {"source": "local", "location": path.parent.as_posix(), "path": path.name}
+    return {"artifact": "published", **where, "revision": None, "sha256": sha256(path)}
+
+
 def manifest(
     study: str,
     settings: Mapping[str, Any],
     artifacts: Mapping[str, Path],
+    published: Iterable[Path],
     outputs: Mapping[Path, str],
     folder: Path,
     run: Mapping[str, Any],
@@ -95,13 +102,15 @@ def manifest(
 ) -> tuple[dict[str, Any], str]:
     """The manifest's record and the text of SHA256SUMS.
 
-    ``artifacts`` are the pinned inputs by their name in the configuration ``settings`` ({shared, study}); ``outputs``
-    map each file to the rule that made it, those inside ``folder`` (the study's results) have a line in SHA256SUMS;
-    ``run`` holds command, revision and dirty; ``created`` is the time of writing in ISO 8601. ValueError names a file
-    that is not what was made, or not as the workflow makes it now (``kvstages.files.ledger``), or not pinned: nothing
-    damaged, stale or foreign gets a checksum here.
+    ``artifacts`` are the pinned inputs by their name in the configuration ``settings`` ({shared, study}), ``published``
+    the files of published figures that it shows beside its own; ``outputs`` map each file to the rule that made it,
+    those inside ``folder`` (the study's results) have a line in SHA256SUMS; ``run`` holds command, revision and dirty;
+    ``created`` is the time of writing in ISO 8601. ValueError names a file that is not what was made, or not as the
+    workflow makes it now (``kvstages.files.ledger``), or not what is pinned: nothing damaged, stale or foreign gets a
+    checksum here.
     """
-    made = ledger.check_all([*artifacts.values(), *outputs])
+    others = {path.as_posix(): published_record(path) for path in published}
+    made = ledger.check_all([*artifacts.values(), *outputs], {name: entry["sha256"] for name, entry in others.items()})
     listed = {
         path.as_posix(): {"sha256": sha256(path), "rule": rule, "made": how(made.get(path.as_posix()))}
         for path, rule in outputs.items()
@@ -119,7 +128,7 @@ def manifest(
             "stages": {stage: stage_digest(stage) for stage in STAGES},
         },
         "environment": environment() | measured_with(outputs, made.values()),
-        "inputs": {path.as_posix(): artifact_record(name, path, settings) for name, path in artifacts.items()},
+        "inputs": others | {path.as_posix(): artifact_record(name, path, settings) for name, path in artifacts.items()},
         "outputs": listed,
         "checksums": digest(lines),
     }

@@ -20,9 +20,9 @@ rule adapt_model:
     resources:
         gpu=GPUS,
     params:
-        training=training_arguments,
-        code=code("adapt"),
-        packages=packages("adapt"),
+        training=STUDIES.ask("training_arguments", wildcards="arm seed"),
+        code=stage_digest("adapt"),
+        packages=stage_packages("adapt"),
     message:
         "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
@@ -45,9 +45,9 @@ rule evaluate_adapted:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate"),
-        packages=packages("evaluate"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the model adapted with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:

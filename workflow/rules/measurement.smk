@@ -19,9 +19,9 @@ rule compute_reference:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("reference"),
-        packages=packages("reference"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("reference"),
+        packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window"
     shell:
@@ -44,9 +44,9 @@ rule evaluate_policy:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate"),
-        packages=packages("evaluate"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
     shell:
@@ -60,6 +60,10 @@ use rule compute_reference as compute_reference_in with:
         "results/{study}/reference/{dtype}/{window}.safetensors",
     log:
         "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("reference"),
+        packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
 
@@ -75,5 +79,9 @@ use rule evaluate_policy as evaluate_policy_in with:
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
     log:
         "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"

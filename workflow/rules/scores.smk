@@ -19,29 +19,27 @@ rule sweep_layer:
         gpu=GPUS,
     params:
         layer=lambda wildcards: int(wildcards.layer),
-        trials=trial_arguments,
-        execution=execution_arguments,
-        code=code("sweep"),
-        packages=packages("sweep"),
+        interventions=STUDIES.ask("intervention_arguments", wildcards="dtype"),
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("sweep"),
+        packages=stage_packages("sweep"),
     message:
         "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
     shell:
         "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " {params.trials} {params.execution} --output {output} 2> {log}"
+        " {params.interventions} {params.execution} --output {output} 2> {log}"
 
 
 rule gather_sensitivity:
     input:
-        lambda wildcards: [
-            f"results/{wildcards.study}/sweep/{wildcards.dtype}/layer-{layer}.csv" for layer in layers(wildcards.study)
-        ],
+        STUDIES.ask("sweep_files", wildcards="dtype"),
     output:
         "results/{study}/scores/measured-{dtype}.csv",
     log:
         "logs/gather_sensitivity/{study}/{dtype}.log",
     params:
-        code=code("gather"),
-        packages=packages("gather"),
+        code=stage_digest("gather"),
+        packages=stage_packages("gather"),
     message:
         "{wildcards.study}: gather the sensitivities"
     shell:
@@ -61,11 +59,11 @@ rule gradients_sensitivity:
     resources:
         gpu=GPUS,
     params:
-        probes=lambda wildcards: study_config(wildcards.study)["probes"],
-        device=lambda wildcards: device_arguments(),
+        probes=STUDIES.ask("probes"),
+        device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
-        code=code("gradients"),
-        packages=packages("gradients"),
+        code=stage_digest("gradients"),
+        packages=stage_packages("gradients"),
     message:
         "{wildcards.study}: estimate all sensitivities from gradients"
     shell:
