@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvstages.cli import main
+import click
+
 from kvstages.commands.arguments import asked
 from kvstages.files import ledger
 from kvstages.provenance.code import stage_digest
@@ -18,17 +19,18 @@ from kvstages.provenance.code import stage_digest
 FOREIGN = Path(ledger.FOLDER, "foreign")
 
 
-def plan(jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]:
+def plan(group: click.Group, jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]:
     """What makes each file: path from the working directory to stage, arguments and digest of the code.
 
-    ``jobs`` are the outputs of each job of a workflow and its shell command: ``kvstages --code X STAGE ... 2> LOG``.
+    ``jobs`` are the outputs of each job of a workflow and its shell command, ``kvstages --code X STAGE ... 2> LOG``;
+    ``group`` is the command line that this calls.
     """
     made: dict[str, dict[str, Any]] = {}
     for outputs, command in jobs:
         words = shlex.split(command)
         if words[:1] != ["kvstages"]:
             continue
-        names, arguments = asked(main, words[1 : words.index("2>") if "2>" in words else None])
+        names, arguments = asked(group, words[1 : words.index("2>") if "2>" in words else None])
         record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
         made.update((os.path.relpath(path), record) for path in outputs)
     return made
