@@ -123,11 +123,6 @@ def test_relative_import_is_refused(package: Path) -> None:
         stage_digest("one", package=package)
 
 
-def test_every_stage_of_the_command_line_has_a_digest() -> None:
-    digests = {stage: stage_digest(stage) for stage in STAGES}
-    assert len(set(digests.values())) == len(STAGES)
-
-
 def test_cheap_stages_do_not_reach_the_quantized_cache() -> None:
     for stage in ("fetch", "gather", "manifest"):
         assert "kvstages.cache.packed" not in stage_modules(stage)
