@@ -200,7 +200,7 @@ def difference(name: str, made: Mapping[str, Any] | None, plan: Mapping[str, Map
 
 
 def note(path: Path) -> None:
-    """Note a file that is about to be read, an input of later files; ValueError if it is not what was made or planned."""
+    """Note a file that is about to be read, an input of later files; ValueError if it is not as made or planned."""
     found = place(path)
     if found is None or not os.path.exists(path):
         return
