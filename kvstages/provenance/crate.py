@@ -49,11 +49,15 @@ def write_crate(folder: Path, output: Path, repository: Path = PACKAGE.parent) -
     folder, output = Path(folder), Path(output)
     if output.exists():
         raise ValueError(f"{output}: exists; a crate is written to a new folder or file")
-    problems, _ = verify(folder)
+    problems, _, _ = verify(folder)
     if problems:
         raise ValueError(f"{folder}: {len(problems)} files are not what was recorded, such as {problems[0]}")
     record = read_manifest(folder / MANIFEST)
-    changed = [stage for stage, digest in record["code"]["stages"].items() if stage_digest(stage) != digest]
+    ran = {
+        (made["stage"], made["code"]) for output in record["outputs"].values() if (made := output["made"]) is not None
+    }
+    ran |= set(record["code"]["stages"].items())
+    changed = sorted(stage for stage, digest in ran if not is_code(stage, digest))
     if changed:
         raise ValueError(
             f"{folder}: the code here is not the one that ran (stage {changed[0]}); export it with the revision "
@@ -75,6 +79,14 @@ def write_crate(folder: Path, output: Path, repository: Path = PACKAGE.parent) -
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_code(stage: str, digest: str) -> bool:
+    """Whether the code of a stage (``figure frontier``) is the one with this digest."""
+    try:
+        return stage_digest(*stage.split()) == digest
+    except ValueError:
+        return False  # there is no such stage any more
 
 
 def describe(record: Mapping[str, Any], folder: Path, repository: Path) -> ROCrate:

@@ -22,12 +22,12 @@ from typing import Any
 
 import yaml
 
-from kvstages.analysis.published import published_folder
+from kvstages.analysis.published import SHIPPED, published_folder
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.policies.budgets import BYTES
 from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
-from kvstages.study.artifacts import SOURCES, check_artifact
+from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
@@ -342,10 +342,11 @@ def allocators(where: str, value: Any) -> None:
 
 
 def published(where: str, value: Any) -> None:
-    """Published figures that are there."""
+    """Published figures that are there: those that ship with the project, or a folder below the working directory."""
     text(where, value)
     try:
-        published_folder(value)
+        if published_folder(value).parent != SHIPPED:
+            check_inside("folder", value)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

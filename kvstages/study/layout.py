@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from kvstages.analysis.entries import Entry
+from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
@@ -359,6 +360,17 @@ class Study:
         """Everything that the workflow makes of the study."""
         return [*self.input_files, *self.output_files, *self.manifest_files]
 
+    @property
+    def report_files(self) -> list[str]:
+        """What the report shows."""
+        return [path for path in (*self.figure_files, *self.table_files) if path.endswith((".svg", ".html"))]
+
+    @property
+    def published_files(self) -> list[str]:
+        """Files of the published figures that the study repeats; none of those that ship with the package."""
+        name = self.settings.get("published")
+        return [] if name is None else published_files(name)
+
     # Figures and tables.
 
     def files(self, name: str) -> list[str]:
@@ -388,7 +400,9 @@ class Study:
         return self.entry_arguments(self.figures[figure])
 
     def table_inputs(self, table: str) -> list[str]:
-        return self.entry_files(self.tables[table])
+        """What a table reads: the files that it names as inputs, and published figures."""
+        entry = self.tables[table]
+        return [*self.entry_files(entry), *(self.published_files if entry.published else [])]
 
     def table_arguments(self, table: str) -> list[str]:
         """The inputs of a table, and the published figures that the study repeats, as arguments of ``table``."""
@@ -536,15 +550,18 @@ class Study:
         return recipes + ([f"exact-{name}-split-low=exact:{other}:keys-values:{more}"] if more != "int8,int4" else [])
 
     @property
-    def manifest_settings(self) -> str:
-        """The configuration used, as JSON for ``manifest``."""
+    def configuration(self) -> dict[str, Any]:
+        """The configuration used, for the ledger and the manifest, as JSON reads it back."""
         shared = {key: value for key, value in self.shared.items() if key != "studies"}
-        return json.dumps({"shared": shared, "study": self.settings}, sort_keys=True)
+        return json.loads(json.dumps({"shared": shared, "study": self.settings}))
 
     @property
     def pinned_arguments(self) -> list[str]:
-        """The pinned artifacts, as arguments of ``manifest``."""
-        return options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES))
+        """The pinned artifacts and the published figures, as arguments of ``manifest``."""
+        return [
+            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES)),
+            *options_of("--published", self.published_files),
+        ]
 
     def made_arguments(self, rules: Iterable[Producer]) -> list[str]:
         """Everything else that rules made, each with its rule, as arguments of ``manifest``."""
