@@ -28,14 +28,15 @@ if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSIT
     raise WorkflowError(f"another kvstages than that of {REPOSITORY} is imported: {kvstages.__file__}")
 
 from kvstages.analysis.entries import entries
-from kvstages.commands.planning import check_start, current_files, plan
+from kvstages.commands.planning import check_start, current_files, plan, several
+from kvstages.commands.several import AGAIN
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import FILES, check_shared, check_study, load_study
-from kvstages.study.layout import Studies, Study, options_of
+from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, Studies, Study, options_of
 
 min_version("9.0")
 
@@ -89,6 +90,10 @@ if not REPORT:
 
 
 onstart:
+    # A job of several stages passes over those whose files are current, unless it was asked to make files again.
+    asked = workflow.dag_settings
+    if asked.forceall or asked.forcetargets or asked.forcerun:
+        os.environ[AGAIN] = "1"
     # Stages record what they write, and check what they read by this plan (kvstages/files/ledger.py).
     made = plan((job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd)
     ledger.write_plan(made, SETTINGS)

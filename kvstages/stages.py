@@ -32,6 +32,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "manifest": "Record inputs, outputs, code and environment, and write the checksums.",
         "export": "Export a study as a Workflow Run RO-Crate.",
     },
+    "In one process": {
+        "several": "Run several stages, and pass over those whose files are what they would make.",
+    },
     "Checks": {
         "verify": "Compare every file of a study with what was recorded.",
         "compare": "Compare two runs of a study: the same bytes, or numbers within tolerance.",

@@ -34,7 +34,14 @@ SHAPE = {"vocab_size": 64, "context_len": 16, "embedding_dim": 16, "num_layers":
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 # Runs a command for which permissions count: root reads every file, but for these two rights.
 AS_ANY_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"] if os.geteuid() == 0 else []
-SHARED = {"studies": ["small"], "device": "cpu", "threads": 1, "memory_mb": 1024, "container": "kvstages.sif"}
+SHARED = {
+    "studies": ["small"],
+    "device": "cpu",
+    "threads": 1,
+    "runs_a_job": 100,
+    "memory_mb": 1024,
+    "container": "kvstages.sif",
+}
 STUDY = {
     # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
     "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvstages.cli import main
-from kvstages.commands.arguments import asked
+from kvstages.commands.arguments import asked, lines, together
 from kvstages.files import ledger
-from kvstages.provenance.code import stage_digest
+from kvstages.provenance.code import FAMILIES, stage_digest
 
 # The files that a refused start names, one a line.
 FOREIGN = Path(ledger.FOLDER, "foreign")
@@ -28,10 +28,33 @@ def plan(jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]
         words = shlex.split(command)
         if words[:1] != ["kvstages"]:
             continue
-        names, arguments = asked(main, words[1 : words.index("2>") if "2>" in words else None])
-        record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
-        made.update((os.path.relpath(path), record) for path in outputs)
+        words = words[1 : words.index("2>") if "2>" in words else None]
+        for line in lines(words[1:]) if words[0] == "several" else [words]:
+            names, arguments = asked(main, line)
+            record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
+            made.update((os.path.relpath(path), record) for path in outputs if words is line or writes(line, path))
     return made
+
+
+def writes(line: Iterable[str], path: str) -> bool:
+    """Whether a stage with these words makes an output of its job: one that it names, or one beside it (.svg, .png)."""
+    return os.path.splitext(path)[0] in {os.path.splitext(word)[0] for word in line}
+
+
+def several(ask: Callable[[Any], Iterable[Sequence[Any]]]) -> Callable[[Any], list[str]]:
+    """Params function: the arguments of ``kvstages several`` for the stages that ``ask`` names for a job's wildcards,
+    each with the digest of its code.
+    """
+
+    def words(wildcards: Any) -> list[str]:
+        return together(["--code", stage_digest(*stage_names(stage)), *stage] for stage in ask(wildcards))
+
+    return words
+
+
+def stage_names(words: Sequence[str]) -> Sequence[str]:
+    """The names of the stage with these words: one, or that of a figure or table too."""
+    return words[: 2 if words[0] in FAMILIES else 1]
 
 
 def check_start(kept: Iterable[str], plan: Mapping[str, Mapping[str, Any]]) -> None:

@@ -50,6 +50,8 @@ SEEDS = range(2**63)
 LARGEST = 10**9
 MOST_LAYERS = 10**4
 MOST_THREADS = 4096
+# The command line of a job has to fit into 128 KiB.
+MOST_RUNS = 100
 LONGEST_SHOWN = 60
 LONGEST_NUMBER = 200  # bits
 
@@ -66,6 +68,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
                 "studies": studies,
                 "device": one_of(DEVICES),
                 "threads": whole(1, "a number of CPU threads", MOST_THREADS),
+                "runs_a_job": whole(1, "sweeps, or adapted models, of one job", MOST_RUNS),
                 "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
                 "container": image,
             },

@@ -9,7 +9,7 @@ that end in ``_files`` list paths from the working directory; figures and tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -146,7 +146,39 @@ class Study:
         """The tables whose inputs the study has."""
         return [name for name, entry in self.tables.items() if self.has(entry)]
 
+    # Jobs.
+
+    @property
+    def identifier(self) -> str:
+        """The study's name, as part of the name of a rule."""
+        return self.name.replace("-", "_")
+
+    def jobs(self, rule: str, runs: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        """Runs by the name of the rule whose job does them: as many a job as the configuration says."""
+        most = self.shared["runs_a_job"]
+        if len(runs) <= most:
+            return {f"{rule}_{self.identifier}": runs} if runs else {}
+        return {
+            f"{rule}_{self.identifier}_{number}": runs[start : start + most]
+            for number, start in enumerate(range(0, len(runs), most))
+        }
+
     # Paths.
+
+    @property
+    def model(self) -> str:
+        """The converted weights."""
+        return f"resources/{self.name}/model.safetensors"
+
+    @property
+    def windows(self) -> str:
+        """The token blocks of each window."""
+        return f"results/{self.name}/windows.safetensors"
+
+    @property
+    def reference(self) -> str:
+        """The reference's logits on the held-out window, in the study's own arithmetic."""
+        return f"results/{self.name}/reference/validation.safetensors"
 
     def result(self, *names: str) -> list[str]:
         """Paths of results, from names inside the study's folder."""
@@ -392,17 +424,40 @@ class Study:
         options = [options_of(f"--{word.replace('_', '-')}", self.files(given.files)) for word, given in others]
         return [*self.files(first.files), *(word for option in options for word in option)]
 
-    def figure_inputs(self, figure: str) -> list[str]:
-        return self.entry_files(self.figures[figure])
+    @property
+    def figure_inputs(self) -> list[str]:
+        """What the study's figures read."""
+        return once(path for name in self.figure_names for path in self.entry_files(self.figures[name]))
+
+    @property
+    def figure_commands(self) -> list[list[str]]:
+        """The stages that draw the study's figures."""
+        return [
+            ["figure", name, *self.figure_arguments(name), "--output", *self.result(f"figures/{name}.svg")]
+            for name in self.figure_names
+        ]
 
     def figure_arguments(self, figure: str) -> list[str]:
         """The inputs of a figure, as arguments of ``figure``."""
         return self.entry_arguments(self.figures[figure])
 
-    def table_inputs(self, table: str) -> list[str]:
-        """What a table reads: the files that it names as inputs, and published figures."""
-        entry = self.tables[table]
-        return [*self.entry_files(entry), *(self.published_files if entry.published else [])]
+    @property
+    def table_inputs(self) -> list[str]:
+        """What the study's tables read: the files that they name as inputs, and published figures."""
+        files = [path for name in self.table_names for path in self.entry_files(self.tables[name])]
+        shows = any(self.tables[name].published for name in self.table_names)
+        return once([*files, *(self.published_files if shows else [])])
+
+    @property
+    def table_commands(self) -> list[list[str]]:
+        """The stages that make the study's tables."""
+        return [
+            [
+                *("table", name, *self.table_arguments(name), "--title", self.title),
+                *("--output", *self.result(f"tables/{name}.html")),
+            ]
+            for name in self.table_names
+        ]
 
     def table_arguments(self, table: str) -> list[str]:
         """The inputs of a table, and the published figures that the study repeats, as arguments of ``table``."""
@@ -482,7 +537,56 @@ class Study:
             *("--unit", self.settings["unit"], "--precisions", precisions),
         ]
 
-    def training_arguments(self, arm: str, seed: str) -> list[Any]:
+    def sweep_commands(self, layers: Sequence[str], dtype: str) -> list[list[Any]]:
+        """The stages that measure the single units of some layers in one arithmetic."""
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *(*self.intervention_arguments(dtype), *self.execution_arguments(dtype)),
+                *("--output", *self.result(f"sweep/{dtype}/layer-{layer}.csv")),
+            ]
+            for layer in layers
+        ]
+
+    def move_commands(self, layers: Sequence[str], budget: str) -> list[list[Any]]:
+        """The stages that measure the moves of some layers around the exact policy of a comparison's budget."""
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *("--base", *self.result(f"comparison/{budget}/exact/policy.json")),
+                *(*options_of("--precision", ("bf16", "int8", "int4")), *self.execution_arguments()),
+                *("--output", *self.result(f"comparison/{budget}/moves/layer-{layer}.csv")),
+            ]
+            for layer in layers
+        ]
+
+    def adapt_commands(self, models: Sequence[tuple[str, int]]) -> list[list[Any]]:
+        """The stages that train some adapted models, given as arm and seed."""
+        return [
+            [
+                *("adapt", "--model", self.model, "--windows", self.windows, *self.training_arguments(arm, seed)),
+                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
+                *("--curve", *self.result(f"adaptation/{arm}/seed-{seed}/curve.csv")),
+            ]
+            for arm, seed in models
+        ]
+
+    def adapted_evaluation_commands(self, models: Sequence[tuple[str, int]]) -> list[list[Any]]:
+        """The stages that evaluate some adapted models, each with each of the policies for this."""
+        return [
+            [
+                *("evaluate", "--model", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
+                *("--windows", self.windows, "--window", "validation"),
+                *("--policy", *self.files_of([policy], "policy.json"), "--reference", self.reference),
+                *self.execution_arguments(),
+                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/evaluation.json")),
+                *("--positions", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/positions.csv")),
+            ]
+            for arm, seed in models
+            for policy in self.adapted_policies
+        ]
+
+    def training_arguments(self, arm: str, seed: int) -> list[Any]:
         """The adaptation's settings for one arm and seed, as arguments of ``adapt``."""
         settings = self.settings["adaptation"]
         bits = settings["arms"][arm]["noise_bits"]
@@ -582,7 +686,7 @@ class Producer(Protocol):
 class Studies(dict[str, Study]):
     """The studies by name, and how rules ask them."""
 
-    def ask(self, question: str, *about: str, wildcards: str = "") -> Callable[[Any], Any]:
+    def ask(self, question: str, *about: Any, wildcards: str = "") -> Callable[[Any], Any]:
         """An input or params function: what the job's study answers to ``question``, a property or method of ``Study``.
 
         A method gets ``about``, or the values of the job's ``wildcards`` (their names with spaces between).
@@ -598,3 +702,8 @@ class Studies(dict[str, Study]):
 def options_of(option: str, values: Iterable[Any]) -> list[Any]:
     """An option again before each of its values."""
     return [word for value in values for word in (option, value)]
+
+
+def once(values: Iterable[str]) -> list[str]:
+    """The values without those that come again."""
+    return list(dict.fromkeys(values))

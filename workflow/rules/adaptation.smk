@@ -6,51 +6,70 @@ Makes: results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors and curve.
 {policy}/evaluation.json and positions.csv.
 """
 
+for study in STUDIES.values():
+    for name, models in study.jobs("adapt_models", study.adapted_models).items():
 
-rule adapt_model:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-    output:
-        model="results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors",
-        curve="results/{study}/adaptation/{arm}/seed-{seed}/curve.csv",
-    log:
-        "logs/adapt_model/{study}/{arm}/seed-{seed}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        training=STUDIES.ask("training_arguments", wildcards="arm seed"),
-        code=stage_digest("adapt"),
-        packages=stage_packages("adapt"),
-    message:
-        "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
-    shell:
-        "kvstages --code {params.code} adapt --model {input.model} --windows {input.windows}"
-        " {params.training} --output {output.model} --curve {output.curve} 2> {log}"
+        rule:
+            name:
+                name
+            input:
+                model="resources/{study}/model.safetensors",
+                windows="results/{study}/windows.safetensors",
+            output:
+                update(
+                    [
+                        f"results/{{study}}/adaptation/{arm}/seed-{seed}/{file}"
+                        for arm, seed in models
+                        for file in ADAPTED_FILES
+                    ]
+                ),
+            log:
+                f"logs/{name}/{{study}}.log",
+            wildcard_constraints:
+                study=study.name,
+            threads: config["threads"]
+            resources:
+                gpu=GPUS,
+            params:
+                stages=several(STUDIES.ask("adapt_commands", models)),
+                packages=stage_packages("adapt"),
+            message:
+                "{wildcards.study}: adapt the model in each arm with each seed"
+            shell:
+                "kvstages several {params.stages:q} 2> {log}"
 
 
-rule evaluate_adapted:
-    input:
-        model="results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-        policy="results/{study}/policies/{policy}/policy.json",
-        reference="results/{study}/reference/validation.safetensors",
-    output:
-        evaluation="results/{study}/adaptation/{arm}/seed-{seed}/{policy}/evaluation.json",
-        positions="results/{study}/adaptation/{arm}/seed-{seed}/{policy}/positions.csv",
-    log:
-        "logs/evaluate_adapted/{study}/{arm}/seed-{seed}/{policy}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("evaluate"),
-        packages=stage_packages("evaluate"),
-    message:
-        "{wildcards.study}: evaluate {wildcards.policy} on the model adapted with seed {wildcards.seed}, arm {wildcards.arm}"
-    shell:
-        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
-        " --policy {input.policy} --reference {input.reference} {params.execution}"
-        " --output {output.evaluation} --positions {output.positions} 2> {log}"
+for study in STUDIES.values():
+    for name, models in study.jobs("evaluate_adapted", study.adapted_models).items():
+
+        rule:
+            name:
+                name
+            input:
+                models=[f"results/{{study}}/adaptation/{arm}/seed-{seed}/model.safetensors" for arm, seed in models],
+                windows="results/{study}/windows.safetensors",
+                policies=study.files_of(study.adapted_policies, "policy.json"),
+                reference="results/{study}/reference/validation.safetensors",
+            output:
+                update(
+                    [
+                        f"results/{{study}}/adaptation/{arm}/seed-{seed}/{policy}/{file}"
+                        for arm, seed in models
+                        for policy in study.adapted_policies
+                        for file in EVALUATION_FILES
+                    ]
+                ),
+            log:
+                f"logs/{name}/{{study}}.log",
+            wildcard_constraints:
+                study=study.name,
+            threads: config["threads"]
+            resources:
+                gpu=GPUS,
+            params:
+                stages=several(STUDIES.ask("adapted_evaluation_commands", models)),
+                packages=stage_packages("evaluate"),
+            message:
+                "{wildcards.study}: evaluate the adapted models"
+            shell:
+                "kvstages several {params.stages:q} 2> {log}"

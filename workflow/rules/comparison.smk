@@ -55,29 +55,32 @@ rule allocate_base:
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
 
-rule sweep_around_policy:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-        base="results/{study}/comparison/{budget}/exact/policy.json",
-    output:
-        "results/{study}/comparison/{budget}/moves/layer-{layer}.csv",
-    log:
-        "logs/sweep_around_policy/{study}/{budget}/layer-{layer}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        layer=lambda wildcards: int(wildcards.layer),
-        execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("sweep"),
-        packages=stage_packages("sweep"),
-    message:
-        "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
-    shell:
-        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
-        " --output {output} 2> {log}"
+for study in STUDIES.values():
+    for name, layers in study.jobs("sweep_moves", study.layers).items():
+
+        rule:
+            name:
+                name
+            input:
+                model="resources/{study}/model.safetensors",
+                windows="results/{study}/windows.safetensors",
+                base="results/{study}/comparison/{budget}/exact/policy.json",
+            output:
+                update([f"results/{{study}}/comparison/{{budget}}/moves/layer-{layer}.csv" for layer in layers]),
+            log:
+                f"logs/{name}/{{study}}/{{budget}}.log",
+            wildcard_constraints:
+                study=study.name,
+            threads: config["threads"]
+            resources:
+                gpu=GPUS,
+            params:
+                stages=several(STUDIES.ask("move_commands", layers, wildcards="budget")),
+                packages=stage_packages("sweep"),
+            message:
+                "{wildcards.study}: move one head at a time, around the policy of budget {wildcards.budget}"
+            shell:
+                "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_moves:

@@ -1,33 +1,35 @@
-"""How much each single head matters: one sweep a layer, gathered into one table; or all heads at once, from gradients.
+"""How much each single head matters: one sweep a layer, several of them in one job, gathered into one table; or all heads at once, from gradients.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors.
 Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/scores/measured-{dtype}.csv and gradients.csv,
 results/{study}/gradients/projections.safetensors.
 """
 
+for study in STUDIES.values():
+    for name, layers in study.jobs("sweep_layers", study.layers).items():
 
-rule sweep_layer:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-    output:
-        "results/{study}/sweep/{dtype}/layer-{layer}.csv",
-    log:
-        "logs/sweep_layer/{study}/{dtype}/layer-{layer}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        layer=lambda wildcards: int(wildcards.layer),
-        interventions=STUDIES.ask("intervention_arguments", wildcards="dtype"),
-        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
-        code=stage_digest("sweep"),
-        packages=stage_packages("sweep"),
-    message:
-        "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
-    shell:
-        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " {params.interventions} {params.execution} --output {output} 2> {log}"
+        rule:
+            name:
+                name
+            input:
+                model="resources/{study}/model.safetensors",
+                windows="results/{study}/windows.safetensors",
+            output:
+                update([f"results/{{study}}/sweep/{{dtype}}/layer-{layer}.csv" for layer in layers]),
+            log:
+                f"logs/{name}/{{study}}/{{dtype}}.log",
+            wildcard_constraints:
+                study=study.name,
+            threads: config["threads"]
+            resources:
+                gpu=GPUS,
+            params:
+                stages=several(STUDIES.ask("sweep_commands", layers, wildcards="dtype")),
+                packages=stage_packages("sweep"),
+            message:
+                "{wildcards.study}: quantize one head of each layer at a time, in {wildcards.dtype}"
+            shell:
+                "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_sensitivity:
