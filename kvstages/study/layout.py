@@ -159,7 +159,7 @@ class Study:
         if len(runs) <= most:
             return {f"{rule}_{self.identifier}": runs} if runs else {}
         return {
-            f"{rule}_{self.identifier}_{number}": runs[start : start + most]
+            f"{rule}_{self.identifier}.{number}": runs[start : start + most]
             for number, start in enumerate(range(0, len(runs), most))
         }
 
