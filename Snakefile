@@ -29,15 +29,14 @@ if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSIT
     raise WorkflowError(f"another kvstages than that of {REPOSITORY} is imported: {kvstages.__file__}")
 
 from kvstages.analysis.entries import entries
-from kvstages.commands.planning import check_start, current_files, plan, several
-from kvstages.commands.several import AGAIN
+from kvstages.commands.planning import check_start, current_files, make_again, plan, several
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import FILES, check_shared, load_studies
-from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, Studies, Study, options_of
+from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, Studies, Study, once, options_of
 
 min_version("9.0")
 
@@ -68,7 +67,7 @@ shell.prefix(
     + 'kvstages() {{ python -P -m kvstages "$@"; }}; '
 )
 # Snakemake's own processes on a cluster start as `python -m snakemake`.
-os.environ["PYTHONSAFEPATH"] = "1"
+os.environ.update(PYTHONSAFEPATH="1")
 
 # The manifest names the command and the code's revision, which a job sees neither of; a container takes variables by
 # names of their own.
@@ -85,10 +84,7 @@ if not REPORT:
 
 
 onstart:
-    # A job of several stages passes over those whose files are current, unless it was asked to make files again.
-    asked = workflow.dag_settings
-    if asked.forceall or asked.forcetargets or asked.forcerun:
-        os.environ[AGAIN] = "1"
+    make_again(workflow.dag_settings)
     # Stages record what they write, and check what they read by this plan (kvstages/files/ledger.py).
     made = plan((job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd)
     ledger.write_plan(made, SETTINGS)

@@ -237,7 +237,7 @@ def test_right_shared_keys():
         (
             "studies",
             ["bundled-model"],
-            "studies[0]: the text 'bundled-model', a name that the folder resources/ has for something else",
+            "studies[0]: the text 'bundled-model', a name that a folder of the workflow has already",
         ),
         ("runs_a_job", 0, "runs_a_job: 0, expected at least 1 (sweeps, or adapted models, of one job)"),
         ("studies", [1], "studies[0]: 1, expected a name of lower-case letters, digits and hyphens"),
@@ -292,7 +292,7 @@ def test_files_that_are_no_studies_are_told_and_stop_nobody(folder):
     studies, wrong = load_studies(folder, ["two"])
     assert list(studies) == ["one", "two"]
     assert [line.partition("config/studies")[2] for line in wrong[:1]] == [
-        ": the text 'bundled', a name that the folder resources/ has for something else"
+        ": the text 'bundled', a name that a folder of the workflow has already"
     ]
     ends = ["layers: missing", "cannot be read (Is a directory)", "cannot be read (No such file or directory)"]
     assert [any(line.endswith(end) for line in wrong) for end in ends] == [True] * 3

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
 from kvstages.provenance import code
 from kvstages.provenance.code import PACKAGE, stage_digest, stage_modules, stage_packages
 from kvstages.stages import STAGES
-=======
-from kvstages.provenance.code import stage_digest, stage_modules
->>>>>>> main
 
 SOURCES = {
     "__init__.py": "",

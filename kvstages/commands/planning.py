@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstages.cli import main
 from kvstages.commands.arguments import asked, lines, together
+from kvstages.commands.several import AGAIN
 from kvstages.files import ledger
 from kvstages.provenance.code import FAMILIES, stage_digest
 
@@ -50,6 +51,15 @@ def several(ask: Callable[[Any], Iterable[Sequence[Any]]]) -> Callable[[Any], li
         return together(["--code", stage_digest(*stage_names(stage)), *stage] for stage in ask(wildcards))
 
     return words
+
+
+def make_again(asked: Any) -> None:
+    """Tell jobs of several stages to make current files again too, where Snakemake was told to: -f, -F or -R.
+
+    ``asked`` are the workflow's settings of its graph of jobs.
+    """
+    if asked.forceall or asked.forcetargets or asked.forcerun:
+        os.environ[AGAIN] = "1"
 
 
 def stage_names(words: Sequence[str]) -> Sequence[str]:

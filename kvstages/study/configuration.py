@@ -32,8 +32,8 @@ from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
 NAME = r"[a-z0-9][a-z0-9-]*"
-# Folders of resources/ that belong to no study.
-RESERVED = ("bundled", "bundled-model")
+# Folders of resources/, and of benchmarks/, that belong to no study.
+RESERVED = ("bundled", "bundled-model", "results")
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("one-pass", "token-by-token")
 # What a study's policies come from: single-unit KL, or gradients (see ``gradients``).
@@ -310,7 +310,7 @@ def study_name(where: str, value: Any) -> None:
     if not isinstance(value, str) or not re.fullmatch(NAME, value):
         raise ValueError(f"{where}: {kind(value)}, expected a name of lower-case letters, digits and hyphens")
     if value in RESERVED:
-        raise ValueError(f"{where}: {kind(value)}, a name that the folder resources/ has for something else")
+        raise ValueError(f"{where}: {kind(value)}, a name that a folder of the workflow has already")
 
 
 def studies(where: str, value: Any) -> None:

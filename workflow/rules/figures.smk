@@ -34,7 +34,9 @@ for study in STUDIES.values():
                 ]
             ),
         log:
-            f"logs/draw_figures_{study.identifier}/{{study}}.log",
+            "logs/draw_figures/{study}.log",
+        benchmark:
+            "benchmarks/draw_figures/{study}.tsv"
         wildcard_constraints:
             study=study.name,
         params:

@@ -1,35 +1,36 @@
-"""How much each single head matters: one sweep a layer, several of them in one job, gathered into one table; or all heads at once, from gradients.
+"""How much each single head matters: one sweep a layer, gathered into one table; or all heads at once, from gradients.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors.
 Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/scores/measured-{dtype}.csv and gradients.csv,
 results/{study}/gradients/projections.safetensors.
 """
 
-for study in STUDIES.values():
-    for name, layers in study.jobs("sweep_layers", study.layers).items():
+for job in STUDIES.jobs("sweep_layers", "layer_runs", "layer"):
 
-        rule:
-            name:
-                name
-            input:
-                model="resources/{study}/model.safetensors",
-                windows="results/{study}/windows.safetensors",
-            output:
-                update([f"results/{{study}}/sweep/{{dtype}}/layer-{layer}.csv" for layer in layers]),
-            log:
-                f"logs/{name}/{{study}}/{{dtype}}.log",
-            wildcard_constraints:
-                study=study.name,
-            threads: config["threads"]
-            resources:
-                gpu=GPUS,
-            params:
-                stages=several(STUDIES.ask("sweep_commands", layers, wildcards="dtype")),
-                packages=stage_packages("sweep"),
-            message:
-                "{wildcards.study}: quantize one head of each layer at a time, in {wildcards.dtype}"
-            shell:
-                "kvstages several {params.stages:q} 2> {log}"
+    rule:
+        name:
+            job.name
+        input:
+            model="resources/{study}/model.safetensors",
+            windows="results/{study}/windows.safetensors",
+        output:
+            update([f"results/{{study}}/sweep/{{dtype}}/layer-{layer}.csv" for (layer,) in job.runs]),
+        log:
+            f"logs/sweep_layers/{{study}}/{{dtype}}{job.place}.log",
+        benchmark:
+            f"benchmarks/sweep_layers/{{study}}/{{dtype}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("sweep_commands", job.runs, wildcards="dtype")),
+            packages=stage_packages("sweep"),
+        message:
+            "{wildcards.study}: quantize one head of each layer at a time, in {wildcards.dtype}"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_sensitivity:
@@ -39,6 +40,8 @@ rule gather_sensitivity:
         "results/{study}/scores/measured-{dtype}.csv",
     log:
         "logs/gather_sensitivity/{study}/{dtype}.log",
+    benchmark:
+        "benchmarks/gather_sensitivity/{study}/{dtype}.tsv"
     params:
         code=stage_digest("gather"),
         packages=stage_packages("gather"),
@@ -57,6 +60,8 @@ rule gradients_sensitivity:
         projections="results/{study}/gradients/projections.safetensors",
     log:
         "logs/gradients_sensitivity/{study}.log",
+    benchmark:
+        "benchmarks/gradients_sensitivity/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,

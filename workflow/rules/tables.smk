@@ -28,7 +28,9 @@ for study in STUDIES.values():
             ),
             update([f"results/{{study}}/tables/{table}.csv" for table in study.table_names]),
         log:
-            f"logs/make_tables_{study.identifier}/{{study}}.log",
+            "logs/make_tables/{study}.log",
+        benchmark:
+            "benchmarks/make_tables/{study}.tsv"
         wildcard_constraints:
             study=study.name,
         params:
