@@ -29,6 +29,7 @@ if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSIT
     raise WorkflowError(f"another kvstages than that of {REPOSITORY} is imported: {kvstages.__file__}")
 
 from kvstages.analysis.entries import entries
+from kvstages.cli import main
 from kvstages.commands.planning import check_start, current_files, make_again, plan, several
 from kvstages.files import ledger
 from kvstages.policies import names
@@ -86,7 +87,7 @@ if not REPORT:
 onstart:
     make_again(workflow.dag_settings)
     # Stages record what they write, and check what they read by this plan (kvstages/files/ledger.py).
-    made = plan((job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd)
+    made = plan(main, [(job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd])
     ledger.write_plan(made, SETTINGS)
     # --touch makes nothing: it keeps every file.
     kept = [job for job in workflow.dag.jobs if workflow.touch or not workflow.dag.needrun(job)]

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import REPOSITORY, Project
 
+from kvstages.analysis.published import SHIPPED
 from kvstages.cli import main
 from kvstages.files import ledger
 
@@ -142,6 +143,55 @@ def test_a_job_without_a_ledger_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     words = ["--code", stage_digest("gather"), "gather", __file__, "--source", "s", "--output", "x.csv"]
     assert "run without --no-hooks" in CliRunner().invoke(main, words).output
+
+
+def shown(project: Project) -> set[str]:
+    """Paths of what the report shows."""
+    output = project.run("--report", "report.html")
+    assert "does not exist" not in output and output.count("Missing metadata") == 0, output
+    page = (project.folder / "report.html").read_text()
+    found, _ = json.JSONDecoder().raw_decode(page.partition('<script id="results">')[2].partition("=")[2].lstrip())
+    return set(found)
+
+
+def test_a_report_of_an_unfinished_study_shows_what_is_there(study: Project) -> None:
+    (study.folder / "results" / "small" / "figures" / "frontier.svg").unlink()
+    (study.folder / "results" / "small" / "manifest.json").unlink()
+    found = shown(study)
+    assert "results/small/figures/storage-kl.svg" in found and "results/small/tables/results.html" in found
+    assert "results/small/figures/frontier.svg" not in found
+
+
+def test_a_report_after_a_failed_run_leaves_out_what_is_of_former_settings(study: Project) -> None:
+    """Another noise, whose training fails: all that follows from the adapted models is of the former one."""
+    edit(study, bits=3)
+    (study.folder / MODEL).unlink()
+    (study.folder / MODEL).mkdir()
+    (study.folder / MODEL / "in the way").touch()
+    study.run(status=1)
+    found = shown(study)
+    assert "results/small/figures/storage-kl.svg" in found
+    assert not {"results/small/figures/adaptation.svg", "results/small/tables/adaptation.html"} & found
+
+
+def test_a_report_shows_nothing_of_a_configuration_that_did_not_run(study: Project) -> None:
+    edit(study, bits=3)
+    assert shown(study) == set()
+
+
+def test_published_figures_of_a_folder_are_an_input(study: Project) -> None:
+    """Listed in the manifest, and an edit makes the tables that show them again."""
+    shutil.copytree(SHIPPED / "gpt2-nano", study.folder / "published")
+    path = study.folder / "config" / "studies" / "small.yaml"
+    study.configure({**json.loads(path.read_text()), "published": "published"})
+    study.run()
+    inputs = json.loads((study.folder / MANIFEST).read_text())["inputs"]
+    edited = study.folder / "published" / "validation.json"
+    assert inputs["published/validation.json"]["sha256"] == ledger.sha256(edited)
+    assert study.jobs() == {}
+    edited.write_text(edited.read_text() + "\n")
+    jobs = study.jobs()
+    assert jobs["make_results_table"] == 1 and "evaluate_policy" not in jobs
 
 
 def test_use_as_a_module_is_refused_in_one_line(project: Project) -> None:

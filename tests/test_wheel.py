@@ -30,8 +30,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_file_of_the_package(installed: Path) -> None:
     def files(folder: Path) -> set[str]:
-        found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        return {name for name in found if "__pycache__" not in name}
+        found = (Path(top, name) for top, _, names in os.walk(folder, followlinks=True) for name in names)
+        return {path.relative_to(folder).as_posix() for path in found if "__pycache__" not in path.parts}
 
     assert files(installed / "kvstages") == files(REPOSITORY / "kvstages")
 

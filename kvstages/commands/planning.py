@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvstages.cli import main
+import click
+
 from kvstages.commands.arguments import asked, lines, together
 from kvstages.commands.several import AGAIN
 from kvstages.files import ledger
@@ -19,10 +20,11 @@ from kvstages.provenance.code import FAMILIES, stage_digest
 FOREIGN = Path(ledger.FOLDER, "foreign")
 
 
-def plan(jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]:
+def plan(group: click.Group, jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]:
     """What makes each file: path from the working directory to stage, arguments and digest of the code.
 
-    ``jobs`` are the outputs of each job of a workflow and its shell command: ``kvstages --code X STAGE ... 2> LOG``.
+    ``jobs`` are the outputs of each job of a workflow and its shell command, ``kvstages --code X STAGE ... 2> LOG``;
+    ``group`` is the command line that this calls.
     """
     made: dict[str, dict[str, Any]] = {}
     for outputs, command in jobs:
@@ -31,7 +33,7 @@ def plan(jobs: Iterable[tuple[Iterable[str], str]]) -> dict[str, dict[str, Any]]
             continue
         words = words[1 : words.index("2>") if "2>" in words else None]
         for line in lines(words[1:]) if words[0] == "several" else [words]:
-            names, arguments = asked(main, line)
+            names, arguments = asked(group, line)
             record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
             made.update((os.path.relpath(path), record) for path in outputs if words is line or writes(line, path))
     return made

@@ -15,7 +15,8 @@ AGAIN = "KVSTAGES_AGAIN"
 
 @click.command("several", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("words", metavar="STAGE ... [+ STAGE ...]...", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(words: tuple[str, ...]) -> None:
+@click.pass_context
+def command(context: click.Context, words: tuple[str, ...]) -> None:
     """Run several stages in one process, one after the other; each writes what it would write by itself.
 
     In a job of a workflow a stage is passed over whose files are there, just as this stage would make them from the
@@ -25,11 +26,11 @@ def command(words: tuple[str, ...]) -> None:
     --output layer-00.csv + sweep --model model.safetensors --windows windows.safetensors --layer 1
     --output layer-01.csv
     """
-    from kvstages.cli import main
     from kvstages.commands.arguments import asked
     from kvstages.files import finished, ledger
     from kvstages.provenance.code import stage_digest, stage_packages
 
+    main = context.find_root().command
     plan = ledger.read_plan()
     known: dict[str, bool] = {}
     made: list[Path] = []

@@ -15,6 +15,7 @@ from kvstages.files.ledger import sha256 as sha256_of
 from kvstages.files.read import is_lfs_pointer
 from kvstages.study.hub import download
 
+REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("bundled", "hub", "local")
 
 
@@ -29,13 +30,19 @@ def fetch(source: str, location: str, revision: str | None, path: str, sha256: s
             download(location, str(revision), path, temporary)
             origin = f"{location} at revision {revision}: {path}"
         else:
-            file = Path(location).expanduser() / path
+            file = folder_of(source, location) / path
             copy(file, temporary)
             origin = str(file)
         found = sha256_of(temporary)
         if found != sha256:
             kind = " of a pointer of Git LFS (run `git lfs pull` there)" if is_lfs_pointer(temporary) else ""
             raise ValueError(f"{origin}: sha256{kind} is {found}, expected {sha256}; {output} was not written")
+
+
+def folder_of(source: str, location: str) -> Path:
+    """Folder of a bundled or local source; a bundled one that the working directory lacks is the repository's own."""
+    folder = Path(location).expanduser()
+    return REPOSITORY / location if source == "bundled" and not folder.exists() else folder
 
 
 def check_artifact(source: str, location: str, revision: str | None, path: str, sha256: str) -> None:
