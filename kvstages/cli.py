@@ -36,14 +36,14 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line that a screen can hold: a wrong file may have put anything into it."""
+    """An error's text in one line that a screen can hold, whatever a wrong file put into it."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 
 class StageGroup(click.Group):
-    """Looks commands up in ``STAGES`` and turns errors about the input into one line."""
+    """The group of stages: it finds commands in ``STAGES`` and turns errors about the input into one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(STAGES)

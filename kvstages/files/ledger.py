@@ -1,4 +1,4 @@
-"""What each file of a workflow was when it was made, of what and how: damaged and foreign files are noticed.
+"""The ledger: what each file of a workflow was when it was made, and of what, so that damage is noticed.
 
 Snakemake compares times and, of small inputs, checksums; it never asks whether an output is still what its job wrote,
 and it forgets with which settings a file was made when its own records are deleted or touched. So in a working
@@ -47,7 +47,7 @@ _plan: dict[str, dict[str, Any]] = {}
 
 
 def check_regular(path: Path) -> None:
-    """ValueError unless a path is, or leads to, an ordinary file: a pipe or a device may never come to an end."""
+    """ValueError unless a path is, or leads to, an ordinary file: a pipe or a device may have no end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -75,7 +75,7 @@ def begin(stage: Mapping[str, Any] | None = None) -> None:
 
 
 def state(**facts: Any) -> None:
-    """Add to the records of this stage's files what it found out while it ran, such as the device that it took."""
+    """Add a fact of this run, such as its device, to the records of this stage's files."""
     if _stage:
         _stage["facts"].update(facts)
 
@@ -138,7 +138,7 @@ def place(path: Path) -> tuple[str, Path] | None:
 
 
 def is_record(record: Any) -> bool:
-    """Whether what was read is the record of a file, as far as its readers need."""
+    """Whether a value has the keys of a file's record that its readers need."""
     return (
         isinstance(record, dict)
         and set(record) == KEYS
@@ -200,7 +200,7 @@ def difference(name: str, made: Mapping[str, Any] | None, plan: Mapping[str, Map
 
 
 def note(path: Path) -> None:
-    """Say that a file is about to be read: ValueError if it is not what was made, or planned; later files are of it."""
+    """Note a file that is about to be read, an input of later files; ValueError if it is not as made or planned."""
     found = place(path)
     if found is None or not os.path.exists(path):
         return
@@ -212,7 +212,7 @@ def note(path: Path) -> None:
 
 
 def keep(path: Path, content: Path) -> None:
-    """Record that ``path`` is made with the bytes of ``content``, of all that was read so far."""
+    """Record that ``path`` holds the bytes of ``content`` and was made of all files read so far."""
     found = place(path)
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""What a stage runs: a digest of its code, and the versions of the packages that this code imports.
+"""The code of a stage: its digest, and the versions of the packages that it imports.
 
 The modules are found by reading the source, never by importing it, so this costs milliseconds and no torch. Imports
 inside functions count, for commands import their work when run; those under ``if TYPE_CHECKING:`` do not, for they

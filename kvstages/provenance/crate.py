@@ -1,4 +1,4 @@
-"""A study's results as a Workflow Run RO-Crate: a folder or ZIP that says what ran, on what, and what came out.
+"""A study's results as a Workflow Run RO-Crate: a folder or ZIP that names inputs, code, run and outputs.
 
 Profile: Workflow Run Crate 0.5 (https://w3id.org/ro/wfrun/workflow), on RO-Crate 1.1. In it: the results with manifest
 and checksums, the pinned inputs, the converted weights, the workflow's code and the configuration used. What the
@@ -139,14 +139,14 @@ def describe(record: Mapping[str, Any], folder: Path, repository: Path) -> ROCra
 
 
 def add(crate: ROCrate, iri: str, kind: str, **values: Any) -> Any:
-    """Add something that is no file."""
+    """Add an entity that is no file."""
     from rocrate.model.contextentity import ContextEntity
 
     return crate.add(ContextEntity(crate, iri, properties={"@type": kind, **values}))
 
 
 def properties(path: str) -> dict[str, str]:
-    """What a file's name says of it."""
+    """Type and format of a file, from its name."""
     suffix = Path(path).suffix
     return {"name": path, "encodingFormat": FORMATS.get(suffix, "application/octet-stream")}
 

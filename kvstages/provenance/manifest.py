@@ -1,4 +1,4 @@
-"""What a study's results came from: inputs, outputs, code, configuration, environment; and their checksums.
+"""The manifest of a study: inputs, outputs, code, configuration, environment, and their checksums.
 
 The manifest is the one result with a time stamp. SHA256SUMS has none: two runs from scratch write the same bytes. The
 manifest knows the checksum of SHA256SUMS, and its own (of its JSON without that entry), so that ``verify`` finds a
@@ -46,7 +46,7 @@ def digest(text: str) -> str:
 
 
 def own_digest(record: Mapping[str, Any]) -> str:
-    """What a manifest says of itself: the sha256 of its text without the entry sha256."""
+    """A manifest's checksum of itself: the sha256 of its text without the entry sha256."""
     return digest(json_text({key: value for key, value in record.items() if key != "sha256"}))
 
 
@@ -65,12 +65,12 @@ def measured_with(outputs: Iterable[Path], made: Iterable[Mapping[str, Any] | No
 
 
 def how(made: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the manifest says of how a file was made: all of its record but the arguments, which the rule says."""
+    """The manifest's entry of how a file was made: its record without the arguments, which the rule has."""
     return None if made is None else {key: value for key, value in made.items() if key != "arguments"}
 
 
 def artifact_record(name: str, path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where an artifact comes from, by the configuration, and its sha256; ValueError if it is not what is pinned."""
+    """The configured source of an artifact, and its sha256; ValueError if it is not what is pinned."""
     try:
         artifacts = settings["study"]["artifacts"]
         pinned = artifacts["files"][name]

@@ -1,4 +1,4 @@
-"""Is a study's folder still what its manifest says? Every file is read again; nothing is believed.
+"""Verification of a study's folder against its manifest: every file is read again.
 
 What is compared: manifest.json with the sha256 that it gives itself, SHA256SUMS with the one in the manifest, and each
 input and output with its own. What else the folder holds is listed: a budget that was tried by its path, results of
@@ -87,7 +87,7 @@ def listed(checksums: Path, problems: list[str]) -> Iterator[tuple[Path, str]]:
 
 
 def compare(path: Path, digest: str) -> Iterator[str]:
-    """What is wrong with one file, if anything."""
+    """The problem with one file; None where there is none."""
     try:
         actual = sha256(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -46,7 +46,7 @@ def folder_of(source: str, location: str) -> Path:
 
 
 def check_artifact(source: str, location: str, revision: str | None, path: str, sha256: str) -> None:
-    """ValueError unless the five say, without doubt, which bytes of which place are meant."""
+    """ValueError unless the five name exactly one file of one place and its checksum."""
     if source not in SOURCES:
         raise ValueError(f"source {source!r}: expected one of {', '.join(SOURCES)}")
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):

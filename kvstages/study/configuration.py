@@ -1,4 +1,4 @@
-"""Checks of a whole configuration, in plain Python: what a schema cannot say, and every error in one line.
+"""Checks of a whole configuration, in plain Python, because a schema cannot give each error in one line.
 
 ``config/config.yaml`` holds what all studies share (``check_shared``), ``config/studies/STUDY.yaml`` one study
 (``load_study``, ``check_study``). config/README.md explains the keys. Imports neither torch nor snakemake, so that the
@@ -223,7 +223,7 @@ def kind(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it, cut short; nobody reads more, and Python writes no number of thousands of digits."""
+    """A value as Python writes it, cut short; Python refuses to write a number of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
         return "a number of more than 60 digits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""A study as the workflow sees it: the path of every file, and the arguments of every stage, from its configuration.
+"""Class ``Study``: the path of every file and the arguments of every stage, from a study's configuration.
 
 The rule files hold patterns of paths and shell commands; whatever depends on a study's configuration they ask here.
 Lists of names (policies, arms, seeds, budgets) come in one order, whatever the order of the configuration. Properties
@@ -408,7 +408,7 @@ class Study:
 
     @property
     def report_files(self) -> list[str]:
-        """What the report shows."""
+        """The files that the report shows."""
         files = (*self.figure_files, *self.table_files, *self.time_files)
         return [path for path in files if path.endswith((".svg", ".html"))]
 
@@ -429,7 +429,7 @@ class Study:
         return all(self.files(given.files) for given in entry.inputs.values())
 
     def entry_files(self, entry: Entry) -> list[str]:
-        """What a figure or table reads."""
+        """The files that a figure or table reads."""
         names = [*(given.files for given in entry.inputs.values()), *entry.beside]
         return [path for name in names for path in self.files(name)]
 
@@ -519,18 +519,18 @@ class Study:
 
     @property
     def device_arguments(self) -> list[Any]:
-        """Device and thread count of the torch stages; the count is fixed, for sums depend on it."""
+        """Device and thread count of the torch stages; the count is fixed, because sums depend on it."""
         return ["--device", self.shared["device"], "--threads", self.shared["threads"]]
 
     def execution_arguments(self, dtype: str | None = None) -> list[Any]:
-        """How the decoder runs: path, arithmetic (the study's own unless ``dtype`` says another), device, memory."""
+        """Execution, arithmetic (the study's own unless ``dtype`` names another), device and memory of the decoder."""
         return [
             *("--execution", self.settings["execution"], "--compute-dtype", dtype or self.compute_dtype),
             *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
     def intervention_arguments(self, dtype: str) -> list[str]:
-        """What a sweep tries on every head, as arguments of ``sweep``: parts, precisions, and control interventions.
+        """The interventions of a sweep, as arguments of ``sweep``: parts, precisions, and control interventions.
 
         A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
         """
@@ -542,7 +542,7 @@ class Study:
         return [*options_of("--part", parts), *options_of("--precision", [*tried, FLOOR, BF16_STEP])]
 
     def allocation_arguments(self, policy: str) -> list[str]:
-        """How a policy comes to be, as arguments of ``allocate``."""
+        """Allocator, budget and unit of a policy, as arguments of ``allocate``."""
         allocator, budget = split_policy(policy)
         if budget is None:
             return ["--allocator", "uniform", "--precision", policy, "--unit", self.settings["unit"]]
@@ -711,7 +711,7 @@ class Job:
 
 
 class Studies(dict[str, Study]):
-    """The studies by name, and how rules ask them."""
+    """The studies by name, with the functions that rules call."""
 
     def ask(self, question: str, *about: Any, wildcards: str = "") -> Callable[[Any], Any]:
         """An input or params function: what the job's study answers to ``question``, a property or method of ``Study``.

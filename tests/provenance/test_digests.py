@@ -178,4 +178,4 @@ def test_what_the_snakefile_imports_is_free_of_torch() -> None:
         "import sys, kvstages.provenance.code, kvstages.study.configuration, kvstages.provenance.manifest;"
         "sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

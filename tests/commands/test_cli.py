@@ -98,7 +98,7 @@ def imports_of_stages(stages: list[list[object]], folder: Path, modules: list[st
         "print(*[name for name in sys.argv[2:] if name in sys.modules])\n"
     )
     words = json.dumps([[str(word) for word in stage] for stage in stages])
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", script, words, *modules], cwd=folder, env=environment, capture_output=True, text=True
     )

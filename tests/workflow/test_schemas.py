@@ -23,7 +23,7 @@ from kvstages.files.ledger import sha256
 from kvstages.provenance.manifest import KEYS, manifest
 from kvstages.study.configuration import check_shared, check_study, load_study
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
 SHARED = yaml.safe_load((REPOSITORY / "config" / "config.yaml").read_text())
 SCHEMAS = {
