@@ -30,7 +30,9 @@ def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
         names = {name for name in sys.modules if name.split(".")[0] == "kvstages"}
         words = sys.argv[3:] if sys.argv[1] == "--code" else sys.argv[1:]
-        stage = " ".join(words[: 2 if words[0] in ("figure", "table") else 1])
+        lines = " ".join(words[1:]).split(" + ") if words[0] == "several" else [" ".join(words)]
+        lines = [line.split()[2 if line.startswith("--code") else 0 :] for line in lines]
+        stage = "+".join(sorted({" ".join(line[: 2 if line[0] in ("figure", "table") else 1]) for line in lines}))
         with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
