@@ -15,8 +15,7 @@ from snakemake.utils import min_version
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
-from kvstages.study.configuration import FILES as ARTIFACTS
-from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.study.configuration import DOCUMENTS, FILES, check_shared, check_study, load_study
 from kvstages.provenance.environment import RUN, run_record
 
 min_version("9.0")
@@ -63,7 +62,7 @@ container: config["container"]
 
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
-    artifact="|".join(ARTIFACTS),
+    artifact="|".join((*FILES, DOCUMENTS)),
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,

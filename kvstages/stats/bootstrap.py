@@ -130,7 +130,7 @@ def ratio_of_means(
 ) -> Estimate:
     """Mean of ``first`` over mean of ``second``, on the same blocks: [B] or [B, T] each.
 
-    ValueError where the mean of ``second``, or one of its resampled means, is not above 0: such a ratio has no interval.
+    ValueError where the mean of ``second``, or one of its resampled means, is not above 0: no interval then.
     """
     a, b = block_means(first), block_means(second)
     above, below = resampled_means(a, b, seed=seed, documents=documents)

@@ -1,7 +1,8 @@
 """Pinned artifacts, fetched and verified; the checkpoint as safetensors; the token windows.
 
 Needs: the study's source (a folder in this repository, a local folder, or a pinned revision on a hub).
-Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors.
+Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors
+and windows.csv.
 """
 
 
@@ -39,8 +40,10 @@ rule cut_windows:
     input:
         shard=lambda wildcards: artifact(wildcards.study, "shard"),
         model="resources/{study}/model.safetensors",
+        documents=documents_file,
     output:
-        "results/{study}/windows.safetensors",
+        windows="results/{study}/windows.safetensors",
+        places="results/{study}/windows.csv",
     log:
         "logs/cut_windows/{study}.log",
     params:
@@ -51,4 +54,4 @@ rule cut_windows:
         "{wildcards.study}: cut the token windows"
     shell:
         "python -m kvstages windows --shard {input.shard:q} --model {input.model} --block {params.block}"
-        " {params.windows} --output {output} 2> {log}"
+        " {params.windows} --output {output.windows} --places {output.places} 2> {log}"

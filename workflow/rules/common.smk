@@ -11,6 +11,8 @@ from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.policies.names import layer_name, policy_name, split_policy
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.scores.columns import BF16_STEP, FLOOR
+from kvstages.study.configuration import DOCUMENTS
+from kvstages.study.windows import window_of
 
 # Name of the source of scores from gradients.
 GRADIENTS = "gradients"
@@ -93,6 +95,11 @@ def adapted_policies(study):
     return [allocated_policies(study)[0], "bf16"]
 
 
+def artifact_names(study):
+    """Names of the pinned artifacts of a study."""
+    return list(STUDIES[study]["artifacts"]["files"])
+
+
 def artifact(study, name):
     """Path of a pinned artifact once fetched, under the file name that it has at its source."""
     filename = Path(STUDIES[study]["artifacts"]["files"][name]["path"]).name
@@ -118,7 +125,15 @@ def artifact_arguments(wildcards):
 def window_arguments(wildcards):
     """The windows of a study, as arguments of `windows`."""
     windows = STUDIES[wildcards.study]["windows"]
-    return [part for name, (start, end) in windows.items() for part in ("--window", f"{name}={start}:{end}")]
+    return [
+        *(part for name, value in windows.items() for part in ("--window", f"{name}={window_of(value)}")),
+        *(part for path in documents_file(wildcards) for part in ("--documents", path)),
+    ]
+
+
+def documents_file(wildcards):
+    """Path of the study's documents, in a list that is empty where it has none."""
+    return [artifact(wildcards.study, name) for name in artifact_names(wildcards.study) if name == DOCUMENTS]
 
 
 def trial_arguments(wildcards):
@@ -185,17 +200,17 @@ def manifest_settings(wildcards):
 
 def study_inputs(study):
     """Every pinned artifact of a study, and the converted weights."""
-    return [*(artifact(study, name) for name in ARTIFACTS), f"resources/{study}/model.safetensors"]
+    return [*(artifact(study, name) for name in artifact_names(study)), f"resources/{study}/model.safetensors"]
 
 
 def pinned_arguments(wildcards):
     """The pinned artifacts of a study, as arguments of `manifest`."""
-    return [part for name in ARTIFACTS for part in ("--artifact", f"{name}={artifact(wildcards.study, name)}")]
+    return [part for name in artifact_names(wildcards.study) for part in ("--artifact", f"{name}={artifact(wildcards.study, name)}")]
 
 
 def made_arguments(wildcards):
     """Everything else that rules made of a study, each with its rule, as arguments of `manifest`."""
-    pinned = {artifact(wildcards.study, name) for name in ARTIFACTS}
+    pinned = {artifact(wildcards.study, name) for name in artifact_names(wildcards.study)}
     files = [path for path in study_inputs(wildcards.study) + study_outputs(wildcards.study) if path not in pinned]
     return [f"{rule_of(path)}={path}" for path in files]
 
@@ -211,6 +226,7 @@ def study_outputs(study):
     adapted = adapted_models(study)
     files = [
         "windows.safetensors",
+        "windows.csv",
         "reference/validation.safetensors",
         *(f"sweep/{dtype}/layer-{layer}.csv" for dtype in sweep_dtypes(study) for layer in layers(study)),
         *(f"scores/{name}.csv" for name in sensitivity_sources(study)),
