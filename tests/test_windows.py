@@ -18,8 +18,8 @@ from kvstages.cli import main
 from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_tensors
 from kvstages.models.config import GPTConfig
-from kvstages.study.shards import write_shard
 from kvstages.study.documents import Document, draw_blocks, read_documents
+from kvstages.study.shards import write_shard
 from kvstages.study.windows import (
     Draw,
     Stretch,
@@ -66,7 +66,10 @@ def test_command_cuts_blocks_in_order(shard, model, tmp_path):
     places = {"calibration": [0, 8], "validation": [40, 48, 56]}
     assert record["block"] == 8
     assert record["windows"] == {name: {"starts": own, "documents": None} for name, own in places.items()}
-    assert output.with_suffix(".csv").read_text().splitlines()[:2] == ["window,block,document,start", "calibration,0,,0"]
+    assert output.with_suffix(".csv").read_text().splitlines()[:2] == [
+        "window,block,document,start",
+        "calibration,0,,0",
+    ]
     assert window_documents(output, "validation") is None
     assert tensors["calibration"].tolist() == [list(range(8)), list(range(8, 16))]
     assert tensors["validation"].dtype == torch.int64
@@ -234,7 +237,9 @@ def test_the_draw_depends_on_the_seed_and_every_document_is_drawn_alike_often():
     assert sorted(places) == list(range(0, 96, 8)) and min(places.values()) > 45  # 75 each
 
 
-def test_no_document_serves_two_windows_and_the_record_says_where_each_block_came_from(shard, model, documents, tmp_path):
+def test_no_document_serves_two_windows_and_the_record_says_where_each_block_came_from(
+    shard, model, documents, tmp_path
+):
     output = tmp_path / "windows.safetensors"
     drawn = ["validation=documents:4,blocks:4,seed:1", "calibration=documents:3,blocks:3,seed:1"]
     result = run(shard, model, output, "adaptation=16:24", *drawn, documents=documents)
@@ -270,14 +275,20 @@ def test_too_few_documents_are_refused_by_name(shard, model, documents, tmp_path
         ([], "expected a list of documents"),
         ([{"document": "a", "start": 0}], r"documents\[0\]: expected the keys document, start and end"),
         ([{"document": "", "start": 0, "end": 4}], r"documents\[0\]: document '', expected a name"),
-        ([{"document": "a", "start": 0, "end": True}], r"documents\[0\] \(a\): from 0 to True, expected token positions"),
+        (
+            [{"document": "a", "start": 0, "end": True}],
+            r"documents\[0\] \(a\): from 0 to True, expected token positions",
+        ),
         ([{"document": "a", "start": 4, "end": 4}], r"\(a\): from 4 to 4, expected positions from 0 to 100, in order"),
         ([{"document": "a", "start": 0, "end": 101}], r"\(a\): from 0 to 101, expected positions from 0 to 100"),
         (
             [{"document": "a", "start": 0, "end": 8}, {"document": "b", "start": 7, "end": 9}],
             r"documents\[1\] \(b\): from 7 to 9, expected positions from 8 to 100, in order",
         ),
-        ([{"document": "a", "start": 0, "end": 8}, {"document": "a", "start": 8, "end": 9}], "a second document of the"),
+        (
+            [{"document": "a", "start": 0, "end": 8}, {"document": "a", "start": 8, "end": 9}],
+            "a second document of the",
+        ),
     ],
 )
 def test_wrong_documents(entries, said, tmp_path):

@@ -64,8 +64,8 @@ def make_bundled_model(
     output: Path,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Write the bundled model to ``output``: vocab.json, merges.json, held-out.bin and documents.json (where each of its
-    speeches lies), model.safetensors, training.csv and MODEL_CARD.md.
+    """Write the bundled model to ``output``: vocab.json, merges.json, held-out.bin, documents.json (where each of the
+    held-out speeches lies), model.safetensors, training.csv and MODEL_CARD.md.
 
     ``speeches`` maps names that begin with the year to raw text.
     """

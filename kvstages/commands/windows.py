@@ -26,7 +26,9 @@ import click
     "documents are drawn, and the seed. Repeat; positions in order.",
 )
 @click.option(
-    "--documents", type=click.Path(path_type=Path), help="Documents of the shard (JSON), needed where one is drawn from."
+    "--documents",
+    type=click.Path(path_type=Path),
+    help="Documents of the shard (JSON), needed where one is drawn from.",
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The windows.safetensors to write.")
 @click.option("--places", type=click.Path(path_type=Path), required=True, help="The windows.csv to write.")

@@ -205,7 +205,11 @@ def study_inputs(study):
 
 def pinned_arguments(wildcards):
     """The pinned artifacts of a study, as arguments of `manifest`."""
-    return [part for name in artifact_names(wildcards.study) for part in ("--artifact", f"{name}={artifact(wildcards.study, name)}")]
+    return [
+        part
+        for name in artifact_names(wildcards.study)
+        for part in ("--artifact", f"{name}={artifact(wildcards.study, name)}")
+    ]
 
 
 def made_arguments(wildcards):
