@@ -19,7 +19,7 @@ POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
 # What a set of policies says of each.
-SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "bytes", "proxy", "precisions")
+SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "limit", "bytes", "proxy", "precisions")
 
 
 def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
