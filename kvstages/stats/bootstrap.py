@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -60,13 +61,13 @@ def resampled_means(*samples: np.ndarray, seed: int = 0, documents: Sequence[str
     means = [block_means(values) for values in samples]
     if documents is None:
         _check_blocks(means)
-        draws = _draws(len(means[0]), seed)
-        return [own[draws].mean(axis=1) for own in means]
+        drawn = _times_drawn(len(means[0]), seed, RESAMPLES)
+        return [drawn @ own / len(own) for own in means]
     _check_blocks([*means, np.asarray(documents)])
     members = document_members(documents)
-    draws = _draws(len(members), seed)
-    counts = members.sum(axis=1)[draws].sum(axis=1)
-    return [(members @ own)[draws].sum(axis=1) / counts for own in means]
+    drawn = _times_drawn(len(members), seed, RESAMPLES)
+    blocks = drawn @ members.sum(axis=1)
+    return [drawn @ (members @ own) / blocks for own in means]
 
 
 def document_members(documents: Sequence[str]) -> np.ndarray:
@@ -170,6 +171,15 @@ def mcnemar_counts(only_first: int, only_second: int) -> float:
         ways = ways * (coins - heads) // (heads + 1)
         tail += ways
     return min(1.0, 2 * tail / 2**coins)
+
+
+@lru_cache(maxsize=4)
+def _times_drawn(count: int, seed: int, resamples: int) -> np.ndarray:
+    """How often each resample holds each of ``count`` blocks or documents: FP64 [resamples, count]."""
+    rows = np.arange(resamples)[:, None] * count
+    return (
+        np.bincount((rows + _draws(count, seed)).ravel(), minlength=resamples * count).reshape(-1, count).astype(float)
+    )
 
 
 def _draws(count: int, seed: int) -> np.ndarray:
