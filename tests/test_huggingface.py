@@ -99,9 +99,9 @@ def test_variants_are_policies_with_one_head_changed(opened, execution):
     layer, shape = 1, model.shape
     base = mixed(shape.heads)
     grids = {None: base, "k": base.with_layer(layer, "k", "int2"), "kv": base.with_layer(layer, "kv", "int2")}
-    choices = [(None, -1), ("k", 0), ("kv", shape.heads - 1)]
+    choices = [(-1, None), (0, "k"), (shape.heads - 1, "kv")]
     found = run_variants(model, execution, layer, grids, choices)
-    for (part, head), own in zip(choices, found, strict=True):
+    for (head, part), own in zip(choices, found, strict=True):
         keys, values = ([list(row) for row in side] for side in (base.keys, base.values))
         for side, name in ((keys, "k"), (values, "v")):
             if part is not None and name in part:

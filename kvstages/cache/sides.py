@@ -21,5 +21,7 @@ def join(keys: Tensor, values: Tensor) -> Tensor:
 
 def part(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The two sides of ``both`` [B, 2H, S, D], of the widths that keys and values have."""
-    heads = keys.shape[1]
-    return both[:, :heads, :, : keys.shape[-1]], both[:, heads:, :, : values.shape[-1]]
+    # By chunk, whose backward pass is one copy; that of a slice is zeros, a copy and a sum.
+    sides = zip(both.chunk(2, dim=1), (keys.shape[-1], values.shape[-1]), strict=True)
+    first, second = (side if side.shape[-1] == width else side[..., :width] for side, width in sides)
+    return first, second

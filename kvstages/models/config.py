@@ -112,6 +112,14 @@ def check_config(path: Path, config: Any) -> GPTConfig:
     return shape
 
 
+def read_shape(path: Path) -> DecoderShape:
+    """Shape of the decoder of a model file of this project, or of a folder that holds the record of one.
+
+    ValueError names the path and what is wrong with it.
+    """
+    return read_config(path).shape
+
+
 def read_config(path: Path) -> GPTConfig:
     """Shape of the decoder in a model.safetensors of this project; ValueError on any other file.
 

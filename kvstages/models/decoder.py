@@ -18,9 +18,9 @@ from torch import Tensor
 from kvstages.models.config import DecoderShape
 
 Key = TypeVar("Key", bound=Hashable)
-# A row of a batch of variants: which reading one head has its keys and values from, and that head. The key None stands
-# for the base: all of its heads are read from there.
-Choice = tuple[Key | None, int]
+# A row of a batch of variants: a head, and the reading that it alone has its keys and values from. Where that is None,
+# the base's, the head does not matter.
+Choice = tuple[int, Key | None]
 
 
 class Cache(Protocol):
@@ -95,7 +95,7 @@ def mix_heads(readings: Mapping[Key | None, Tensor], choices: Sequence[Choice[Ke
     """Tensors [n · B, H, ...] of n variants: from the base reading [B, H, ...] (under None) but for one head."""
     base = readings[None]
     stacked = base.repeat(len(choices), *[1] * (base.dim() - 1)).unflatten(0, (len(choices), -1))
-    for index, (key, head) in enumerate(choices):
+    for index, (head, key) in enumerate(choices):
         if key is not None:
             stacked[index, :, head] = readings[key][:, head]
     return stacked.flatten(0, 1)

@@ -33,6 +33,8 @@ LONGEST_TEXT = 1 << 24
 def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> HuggingFaceDecoder:
     """The decoder in a folder or a GGUF file, in ``dtype``; ValueError names the path and says why it is refused."""
     path = Path(path)
+    # Weights stay in a GGUF file's blocks where a kernel for them is installed; what is measured is the dense model.
+    dense = {"quantization_config": transformers.GgufConfig(dequantize=True)} if path.suffix == ".gguf" else {}
     for file in model_files(path):
         ledger.note(file)
     config = read_config(path)
@@ -41,6 +43,7 @@ def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> Hu
         with quiet():
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 **source(path),
+                **dense,
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,
@@ -58,6 +61,8 @@ def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> Hu
         raise ValueError(f"{path}: {len(missing)} tensors of the model are missing, such as {missing[0]}")
     for name, stored, expected in sorted(found["mismatched_keys"]):
         raise ValueError(f"{path}: {name} has shape {list(stored)}, but its configuration asks for {list(expected)}")
+    if dense:
+        model.hf_quantizer = None
     return HuggingFaceDecoder(model.to(device).eval().requires_grad_(False), str(path), limit, limited_by)
 
 
