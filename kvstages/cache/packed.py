@@ -2,7 +2,7 @@
 
 Every head's keys and values have their own precision. Past positions stay packed (codes as a stream of bits, FP16
 scales; "bf16" as BF16); a step quantizes only its new positions and appends them, and its attention sees the
-reconstructed past and its own keys and values as they are (STUDY.md, "The cache"). Unlike Hugging Face's
+reconstructed past and its own keys and values as they are (docs/method.md, "Cache rule"). Unlike Hugging Face's
 QuantizedCache there is no residual window of recent tokens kept dense, and nothing is ever quantized twice.
 
 Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys first.
@@ -245,7 +245,7 @@ class PackedCache:
 def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
     """Payload and scale bytes of a real cache of one sequence of ``tokens``.
 
-    Counted from the cache's tensors (STUDY.md, "Measuring"), whatever dtype a study measures in.
+    Counted from the cache's tensors (docs/method.md, "Bytes"), whatever dtype a study measures in.
     """
     cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, value_width=value_width)
     for layer, heads in enumerate(grid.shape):

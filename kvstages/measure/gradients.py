@@ -8,8 +8,8 @@ block and probe: ½ · E[a_u²] is the unit's KL summed over the block's positio
 the same pass, and a policy's is ½ · E[(Σ_u a_u)²], with the interactions of its units. (Amari, Natural Gradient Works
 Efficiently in Learning, 1998: KL and Fisher information; Hutchinson, 1989: random probes.)
 
-What is differentiated is what *later* positions read back: a step's own key and value are exact (STUDY.md, "The
-cache").
+What is differentiated is what *later* positions read back: a step's own key and value are exact (docs/method.md,
+"Cache rule").
 Axes: P probes, B blocks, T tokens, L layers, H heads, R quantized precisions; tensors of a layer [B, 2H, T, D].
 """
 
