@@ -24,5 +24,5 @@ def packed_width(precision: str, head_dim: int) -> int:
 
 
 def bytes_per_token(precision: str, head_dim: int) -> tuple[int, int]:
-    """Payload and scale bytes of one token of one head's keys, or of its values (STUDY.md)."""
+    """Payload and scale bytes of one token of one head's keys, or of its values (docs/method.md, "Bytes")."""
     return packed_width(precision, head_dim), 0 if precision == "bf16" else SCALE_BYTES

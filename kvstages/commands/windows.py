@@ -41,9 +41,9 @@ def command(shard: Path, model: Path, block: int, windows: tuple[str, ...], outp
           --output results/demo/windows.safetensors
     """
     from kvstages.files.atomic import write_tensors
-    from kvstages.models.config import read_config
+    from kvstages.models.config import read_shape
     from kvstages.study.windows import cut_windows, parse_windows
 
     positions = parse_windows(list(windows))
-    blocks = cut_windows(shard, positions, block, read_config(model))
+    blocks = cut_windows(shard, positions, block, read_shape(model))
     write_tensors(output, blocks, {"block": block, "windows": {name: list(ends) for name, ends in positions.items()}})

@@ -1,6 +1,6 @@
 """Checkpoints: read without running anything they hold, checked against the decoder, kept as safetensors.
 
-Formats and tensor names: STUDY.md, "Pinned artifacts".
+Formats and tensor names: docs/method.md, "Checkpoint".
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ Allocator = Callable[[ScoreTable, Budget, int], Allocation]
 
 
 def greedy(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """As published (STUDY.md, "Sensitivity and allocation"); nothing is random.
+    """As published (docs/method.md, "Allocation"); nothing is random.
 
     A move adds max(score after − score before, 0). Of the moves that still fit a budget in nats, the one with the least
     added KL per byte saved is taken (ties: the unit that comes first), until none fits. With a budget in bytes: the
@@ -134,9 +134,11 @@ def draw(table: ScoreTable, limit: int, count: int, seed: int) -> np.ndarray:
     return draw_assignments(table.sizes, limit - max(granularity(table), 1), limit, count, seed)
 
 
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> tuple[int, int]:
-    """Payload and scale bytes of a policy, by formula (STUDY.md, "The quantizer")."""
-    pairs = [bytes_per_token(precision, head_dim) for precision in grid.flat()]
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
+    """Payload and scale bytes of a policy, by formula (docs/method.md, "Bytes"); ``value_width`` where values are not
+    as wide as keys."""
+    sides = ((grid.keys, head_dim), (grid.values, value_width or head_dim))
+    pairs = [bytes_per_token(precision, width) for side, width in sides for row in side for precision in row]
     return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
 
 

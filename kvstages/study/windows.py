@@ -1,4 +1,4 @@
-"""Windows: runs of token positions of a shard, cut in order into non-overlapping blocks (STUDY.md, "Windows").
+"""Windows: runs of token positions of a shard, cut in order into non-overlapping blocks (docs/method.md, "Windows").
 
 A block of T tokens is one sequence with its own cache. B is the number of blocks of a window.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstages.models.config import GPTConfig
+from kvstages.models.config import DecoderShape
 from kvstages.study.shards import read_shard
 
 if TYPE_CHECKING:
@@ -56,50 +56,50 @@ def check_windows(windows: Mapping[str, Window], block: int) -> None:
         previous, reached = name, end
 
 
-def cut_windows(shard: Path, windows: Mapping[str, Window], block: int, config: GPTConfig) -> dict[str, np.ndarray]:
+def cut_windows(shard: Path, windows: Mapping[str, Window], block: int, shape: DecoderShape) -> dict[str, np.ndarray]:
     """Token blocks int64 [B, T] of each window; ValueError names the shard, the window and what is wrong.
 
     Only the ids inside the windows are read: what else the shard holds neither costs nor matters.
     """
     check_windows(windows, block)
-    if block > config.context_len:
-        raise ValueError(f"block of {block} tokens is longer than the model's context of {config.context_len}")
+    if block > shape.context:
+        raise ValueError(f"block of {block} tokens is longer than the model's context of {shape.context}")
     tokens = read_shard(shard)
     blocks = {}
     for name, (start, end) in windows.items():
         if end > len(tokens):
             raise ValueError(f"{shard}: window {name} ends at {end}, past the shard's {len(tokens)} tokens")
         ids = tokens[start:end].astype(np.int64)
-        beyond = np.flatnonzero(ids >= config.vocab_size)
+        beyond = np.flatnonzero(ids >= shape.vocabulary)
         if beyond.size:
             raise ValueError(
                 f"{shard}: token id {ids[beyond[0]]} at position {start + beyond[0]} (window {name}) is not below "
-                f"the model's vocabulary of {config.vocab_size}"
+                f"the model's vocabulary of {shape.vocabulary}"
             )
         blocks[name] = ids.reshape(-1, block)
     return blocks
 
 
-def check_tokens(tokens: Tensor, config: GPTConfig, path: Path) -> None:
+def check_tokens(tokens: Tensor, shape: DecoderShape, path: Path) -> None:
     """ValueError unless token ids [B, T], read from ``path``, fit the decoder: its context and its vocabulary."""
     if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
         raise ValueError(
             f"{path}: a tensor {tuple(tokens.shape)} of {tokens.dtype}, expected token ids [blocks, block]"
         )
-    if tokens.shape[1] > config.context_len:
+    if tokens.shape[1] > shape.context:
         raise ValueError(
-            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {config.context_len}"
+            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {shape.context}"
         )
     lowest, highest = int(tokens.min()), int(tokens.max())
-    if lowest < 0 or highest >= config.vocab_size:
+    if lowest < 0 or highest >= shape.vocabulary:
         wrong = lowest if lowest < 0 else highest
-        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {config.vocab_size}")
+        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {shape.vocabulary}")
 
 
-def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tensor:
+def load_window(path: Path, name: str, shape: DecoderShape | None = None) -> Tensor:
     """Token blocks int64 [B, T] of one window of a windows file.
 
-    ValueError lists the windows that the file does hold; given a decoder's ``config``, also where the window was cut
+    ValueError lists the windows that the file does hold; given a decoder's ``shape``, also where the window was cut
     for another model and does not fit this one.
     """
     from kvstages.files.read import read_tensors
@@ -107,6 +107,6 @@ def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tenso
     tensors, _ = read_tensors(path)
     if name not in tensors:
         raise ValueError(f"{path}: no window {name!r}; it holds {', '.join(sorted(tensors))}")
-    if config is not None:
-        check_tokens(tensors[name], config, path)
+    if shape is not None:
+        check_tokens(tensors[name], shape, path)
     return tensors[name]
