@@ -110,17 +110,17 @@ def test_what_is_no_policy_is_refused_by_name(change, message, tmp_path):
     record = {key: value for key, value in {**policy(GRID), **change}.items() if value is not None or key == "budget"}
     write_json(tmp_path / "policy.json", record)
     with pytest.raises(ValueError, match=rf"policy\.json: .*{message}"):
-        read_policy(tmp_path / "policy.json", random_model().config)
+        read_policy(tmp_path / "policy.json", random_model().shape)
 
 
 def test_an_empty_policy_or_a_list_is_refused(tmp_path):
-    path, config = tmp_path / "policy.json", random_model().config
+    path, shape = tmp_path / "policy.json", random_model().shape
     for record, message in (({}, "key 'policy' is missing"), ([], "a policy is a JSON object, found list")):
         write_json(path, record)
         with pytest.raises(ValueError, match=rf"policy\.json: {message}"):
-            read_policy(path, config)
+            read_policy(path, shape)
     write_json(path, policy(GRID))
-    assert read_policy(path, config) == policy(GRID)
+    assert read_policy(path, shape) == policy(GRID)
 
 
 def test_a_file_without_logits_is_no_reference():

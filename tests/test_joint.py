@@ -69,7 +69,7 @@ def test_a_set_is_read_and_sets_follow_one_another(model, tmp_path):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     write_json(first, SET)
     write_json(second, {"policies": [{**SET["policies"][0], "policy": "refined"}]})
-    names = [policy["policy"] for policy in read_policies([first, second], model.config)]
+    names = [policy["policy"] for policy in read_policies([first, second], model.shape)]
     assert names == [*(policy["policy"] for policy in SET["policies"]), "refined"]
 
 
@@ -89,7 +89,7 @@ def test_a_set_is_read_and_sets_follow_one_another(model, tmp_path):
 def test_what_is_no_set_is_refused_by_name(record, message, model, tmp_path):
     write_json(tmp_path / "set.json", record)
     with pytest.raises(ValueError, match=rf"set\.json: {message}"):
-        read_policies([tmp_path / "set.json"], model.config)
+        read_policies([tmp_path / "set.json"], model.shape)
 
 
 def test_a_reference_of_another_window_is_refused(model):

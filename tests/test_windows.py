@@ -82,11 +82,11 @@ def test_command_cuts_blocks_in_order(shard, model, tmp_path):
 def test_a_window_cut_for_another_model_is_refused(shard, model, tmp_path):
     path = tmp_path / "windows.safetensors"
     run(shard, model, path, "validation=40:56")
-    assert torch.equal(load_window(path, "validation", CONFIG), load_window(path, "validation"))
-    shorter = dataclasses.replace(CONFIG, context_len=7)
+    assert torch.equal(load_window(path, "validation", CONFIG.shape), load_window(path, "validation"))
+    shorter = dataclasses.replace(CONFIG.shape, context=7)
     with pytest.raises(ValueError, match=r"windows\.safetensors: blocks of 8 tokens are longer than .* context of 7"):
         load_window(path, "validation", shorter)
-    smaller = dataclasses.replace(CONFIG, vocab_size=49)
+    smaller = dataclasses.replace(CONFIG.shape, vocabulary=49)
     with pytest.raises(ValueError, match=r"windows\.safetensors: token id 49 is outside the model's vocabulary of 49"):
         load_window(path, "validation", smaller)
 
@@ -102,7 +102,7 @@ def test_a_window_cut_for_another_model_is_refused(shard, model, tmp_path):
 )
 def test_what_are_no_token_blocks_is_refused(tokens, message):
     with pytest.raises(ValueError, match=f"w.safetensors: {message}"):
-        check_tokens(tokens, CONFIG, Path("w.safetensors"))
+        check_tokens(tokens, CONFIG.shape, Path("w.safetensors"))
 
 
 def test_command_is_byte_stable(shard, model, tmp_path):
@@ -112,7 +112,7 @@ def test_command_is_byte_stable(shard, model, tmp_path):
 
 
 def test_windows_may_touch_and_end_with_the_shard(shard):
-    cut = cut_windows(shard, {"one": Stretch(0, 48), "two": Stretch(48, 96)}, 16, CONFIG)
+    cut = cut_windows(shard, {"one": Stretch(0, 48), "two": Stretch(48, 96)}, 16, CONFIG.shape)
     assert [own.tokens.shape for own in cut.values()] == [(3, 16), (3, 16)]
     assert np.concatenate([own.tokens.ravel() for own in cut.values()]).tolist() == [i % 50 for i in range(96)]
 
@@ -158,7 +158,7 @@ def test_ids_outside_the_windows_do_not_matter(tmp_path):
     tokens = np.full(32, 60000)
     tokens[8:16] = 49
     write_shard(tmp_path / "shard.bin", tokens)
-    assert cut_windows(tmp_path / "shard.bin", {"a": Stretch(8, 16)}, 8, CONFIG)["a"].tokens.tolist() == [[49] * 8]
+    assert cut_windows(tmp_path / "shard.bin", {"a": Stretch(8, 16)}, 8, CONFIG.shape)["a"].tokens.tolist() == [[49] * 8]
 
 
 def test_wrong_shard_and_wrong_model(shard, model, tmp_path):

@@ -50,7 +50,7 @@ def command(
     from kvstages.measure.evaluation import read_reference
     from kvstages.measure.policy_set import measure
     from kvstages.measure.setting import Setting, prepare
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policies
     from kvstages.study.windows import load_window
 
@@ -58,9 +58,9 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = load_model(model, setting.dtype, place).pack()
-    chosen = read_policies(policies, decoder.config)
-    tokens = load_window(windows, window, decoder.config).to(place)
+    decoder = open_decoder(model, setting.dtype, place).pack()
+    chosen = read_policies(policies, decoder.shape)
+    tokens = load_window(windows, window, decoder.shape).to(place)
     with options.progress("measure") as report:
         table = measure(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
     rows = len(table["policy"])

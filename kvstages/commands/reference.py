@@ -39,15 +39,15 @@ def command(
     from kvstages.files.atomic import write_tensors
     from kvstages.measure.execution import dense_grid, window_logits
     from kvstages.measure.setting import Setting, prepare
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = load_model(model, setting.dtype, place).pack()
-    tokens = load_window(windows, window, decoder.config).to(place)
+    decoder = open_decoder(model, setting.dtype, place).pack()
+    tokens = load_window(windows, window, decoder.shape).to(place)
     with options.progress(f"reference, {window}") as report:
-        logits = torch.empty(*tokens.shape, decoder.config.vocab_size, dtype=setting.dtype)
+        logits = torch.empty(*tokens.shape, decoder.shape.vocabulary, dtype=setting.dtype)
         for blocks, part in window_logits(decoder, tokens, dense_grid(decoder), setting, memory_mb << 20, report):
             logits[blocks] = part
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}

@@ -65,15 +65,15 @@ def command(
     from kvstages.files.atomic import write_table
     from kvstages.measure.setting import Setting, prepare
     from kvstages.measure.sweep import sweep_layer
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = load_model(model, setting.dtype, place).pack()
-    tokens = load_window(windows, window, decoder.config).to(place)
-    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.config)["precisions"])
+    decoder = open_decoder(model, setting.dtype, place).pack()
+    tokens = load_window(windows, window, decoder.shape).to(place)
+    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.shape)["precisions"])
     wanted = trials(parts, precisions)
     with options.progress(f"sweep, layer {layer}") as report:
         found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)

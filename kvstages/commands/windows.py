@@ -59,9 +59,9 @@ def command(
           --output results/demo/windows.safetensors --places results/demo/windows.csv
     """
     from kvstages.files.atomic import write_table, write_tensors
-    from kvstages.models.config import read_config
+    from kvstages.models.config import read_shape
     from kvstages.study.windows import cut_windows, parse_windows, window_record, window_table
 
-    cut = cut_windows(shard, parse_windows(list(windows)), block, read_config(model), documents)
+    cut = cut_windows(shard, parse_windows(list(windows)), block, read_shape(model), documents)
     write_table(places, window_table(cut))
     write_tensors(output, {name: own.tokens for name, own in cut.items()}, window_record(cut, block))

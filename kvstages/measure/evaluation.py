@@ -13,10 +13,10 @@ from torch import Tensor
 from kvstages.cache.packed import measured_bytes
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.read import read_tensors
-from kvstages.measure.execution import window_logits
+from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
 from kvstages.measure.setting import Setting
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 from kvstages.policies.allocators import policy_bytes
 from kvstages.policies.record import check_policy
 from kvstages.stats.summary import summarise
@@ -45,7 +45,7 @@ def reference_logits(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
 
 
 def evaluate(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     policy: Policy,
     reference: Tensor,
@@ -59,8 +59,8 @@ def evaluate(
     execution (of the original model, where ``model`` is an adapted one). Memory in bytes. ValueError where the
     reference does not fit the window or the policy the model.
     """
-    grid = check_policy(policy, model.config)
-    expected = (*tokens.shape, model.config.vocab_size)
+    grid = check_policy(policy, model.shape)
+    expected = (*tokens.shape, model.shape.vocabulary)
     if tuple(reference.shape) != expected:
         raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")
     parts = [
@@ -72,19 +72,22 @@ def evaluate(
     return {**summary, **storage(policy, model, tokens.shape[1], summary["mean_kl"])}, position_table(metrics)
 
 
-def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str, Any]:
+def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict[str, Any]:
     """Bytes of one cache of ``tokens`` positions, counted from a real one; and the proxy beside the measured KL.
 
     ``reconstruction_bytes`` is what the working copy of the reconstructed past would take beside; it is transient
     and in no total.
     """
     grid = PrecisionGrid.of_record(policy["precisions"])
-    config = model.config
-    payload, scales = measured_bytes(grid, config.head_dim, tokens)
-    if (payload, scales) != policy_bytes(grid, config.head_dim, tokens):
+    shape = model.shape
+    payload, scales = measured_bytes(grid, shape.key_width, tokens, shape.value_width)
+    if (payload, scales) != policy_bytes(grid, shape.key_width, tokens, shape.value_width):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes(PrecisionGrid.uniform(config.num_layers, config.num_heads, "bf16"), config.head_dim, tokens)[0]
-    quantized = sum(precision != "bf16" for precision in grid.flat())
+    dense = policy_bytes(dense_grid(model), shape.key_width, tokens, shape.value_width)[0]
+    reconstructed = sum(
+        width * sum(precision != "bf16" for row in side for precision in row)
+        for width, side in zip(shape.widths, (grid.keys, grid.values), strict=True)
+    )
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
@@ -95,7 +98,7 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
         "total_bytes": payload + scales,
         "bf16_bytes": dense,
         "compression": dense / (payload + scales),
-        "reconstruction_bytes": quantized * tokens * config.head_dim * torch.bfloat16.itemsize,
+        "reconstruction_bytes": reconstructed * tokens * torch.bfloat16.itemsize,
     }
 
 

@@ -16,43 +16,65 @@ from torch import Tensor
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
 from kvstages.measure.setting import Setting
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 
 # Tokens of one one-pass pass: enough rows for matrix products at full speed; more would leave a CPU's cache.
 PASS_TOKENS = {"cpu": 512, "cuda": 1 << 16}
 
 
-def dense_grid(model: GPT) -> PrecisionGrid:
+def dense_grid(model: Decoder) -> PrecisionGrid:
     """The policy with every head in BF16."""
-    return PrecisionGrid.uniform(model.config.num_layers, model.config.num_heads, "bf16")
+    return PrecisionGrid.uniform(model.shape.layers, model.shape.heads, "bf16")
 
 
-def block_bytes(model: GPT, tokens: int, execution: str) -> int:
+def packed_cache(
+    model: Decoder,
+    grid: PrecisionGrid,
+    batch: int,
+    tokens: int,
+    rounding: Rounding = storage_rounding,
+    dense_storage: torch.dtype = STORAGE,
+) -> PackedCache:
+    """The packed cache of ``tokens`` positions of a batch, for this decoder, with a working copy of the past."""
+    return PackedCache(
+        grid,
+        batch,
+        model.shape.key_width,
+        model.dtype,
+        tokens,
+        device=model.device,
+        rounding=rounding,
+        dense_storage=dense_storage,
+        value_width=model.shape.value_width,
+    )
+
+
+def block_bytes(model: Decoder, tokens: int, execution: str) -> int:
     """Estimate of the memory that one block of ``tokens`` takes on its way through the model, in bytes.
 
     Logits and what is computed from them in FP64; activations (about 16 of width E a token, and the scores of
     attention) or the working copies of all layers' caches.
     """
-    config = model.config
-    size = model.lm_head.weight.element_size()
-    logits = tokens * config.vocab_size * (size + 8)
+    shape, size = model.shape, model.dtype.itemsize
+    logits = tokens * shape.vocabulary * (size + 8)
     if execution == "one-pass":
-        return logits + tokens * size * (16 * config.embedding_dim + 2 * config.num_heads * tokens)
-    return logits + tokens * size * 2 * config.embedding_dim * config.num_layers
+        return logits + tokens * size * (16 * shape.width + 2 * shape.query_heads * tokens)
+    return logits + tokens * size * shape.heads * sum(shape.widths) * shape.layers
 
 
-def blocks_per_pass(model: GPT, blocks: int, tokens: int, execution: str, memory: int) -> int:
+def blocks_per_pass(model: Decoder, blocks: int, tokens: int, execution: str, memory: int) -> int:
     """How many blocks go through the model together: all that fit ``memory`` (bytes), and at least one."""
     fitting = max(1, memory // block_bytes(model, tokens, execution))
     if execution == "one-pass":
-        fitting = min(fitting, max(1, PASS_TOKENS[model.lm_head.weight.device.type] // tokens))
+        fitting = min(fitting, max(1, PASS_TOKENS[model.device.type] // tokens))
     return min(blocks, fitting)
 
 
 @torch.no_grad()
 def window_logits(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     grid: PrecisionGrid,
     setting: Setting,
@@ -69,12 +91,14 @@ def window_logits(
     for start in range(0, blocks, step):
         part = tokens[start : start + step]
         if setting.execution == "one-pass":
-            logits = model(part, BlockCache(grid, tokens.device))
+            x = model.run_layers(model.embed(part), BlockCache(grid, tokens.device))
+            logits = model.logits(x)
         else:
-            cache = PackedCache(grid, len(part), model.config.head_dim, setting.dtype, length, device=tokens.device)
-            logits = torch.empty(*part.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
+            cache = packed_cache(model, grid, len(part), length)
+            logits = torch.empty(*part.shape, model.shape.vocabulary, dtype=setting.dtype, device=tokens.device)
             for position in range(length):
-                logits[:, position] = model(part[:, position : position + 1], cache)[:, 0]
+                x = model.run_layers(model.embed(part[:, position : position + 1], position), cache)
+                logits[:, position] = model.logits(x)[:, 0]
                 progress((start + len(part) * (position + 1) / length) / blocks)
         progress((start + len(part)) / blocks)
         yield slice(start, start + len(part)), logits

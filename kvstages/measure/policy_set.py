@@ -16,7 +16,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import window_logits
 from kvstages.measure.metrics import cross_entropy, divergence, exponential_sum
 from kvstages.measure.setting import Setting
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 
 OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
 MEANS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
@@ -25,7 +25,7 @@ JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "proxy", "bloc
 
 @torch.no_grad()
 def measure(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     policies: Sequence[Mapping[str, Any]],
     reference: Tensor,
@@ -40,7 +40,7 @@ def measure(
     is the reference's and the first policy's is not, and the other way round. Policies with equal precisions are run
     once. ValueError where the reference does not fit the window.
     """
-    expected = (*tokens.shape, model.config.vocab_size)
+    expected = (*tokens.shape, model.shape.vocabulary)
     if tuple(reference.shape) != expected:
         raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")
     reference = reference.to(tokens.device)

@@ -28,17 +28,24 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import MAX_CODES
 from kvstages.cache.quantizer import neighbour, reconstruct
 from kvstages.cache.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
-from kvstages.measure.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid, window_logits
+from kvstages.measure.execution import (
+    PASS_TOKENS,
+    block_bytes,
+    blocks_per_pass,
+    dense_grid,
+    packed_cache,
+    window_logits,
+)
 from kvstages.measure.metrics import divergence, exponential_sum
 from kvstages.measure.setting import Setting
-from kvstages.models.gpt2_nano import GPT, attend_through
+from kvstages.models.decoder import Decoder
 
 # A part of a head and the precision to try on it; every head of a layer is tried.
 Trial = tuple[str, str]
 
 
 class Variant(NamedTuple):
-    """One row of the batch: the head whose part is changed, and how; the base changes none."""
+    """One row of the batch: the head whose part is changed, and how; the base changes none. A decoder's ``Choice``."""
 
     head: int
     trial: Trial | None
@@ -63,7 +70,7 @@ class LayerSweep:
 
 @torch.no_grad()
 def sweep_layer(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     layer: int,
     trials: Sequence[Trial],
@@ -78,9 +85,9 @@ def sweep_layer(
     further passes. ``base`` is the policy around which to measure; None: all BF16. ValueError if the model has no such
     layer.
     """
-    if not 0 <= layer < model.config.num_layers:
-        raise ValueError(f"layer {layer}: the model has layers 0 to {model.config.num_layers - 1}")
-    heads = model.config.num_heads
+    if not 0 <= layer < model.shape.layers:
+        raise ValueError(f"layer {layer}: the model has layers 0 to {model.shape.layers - 1}")
+    heads = model.shape.heads
     variants = [BASE, *(Variant(head, trial) for trial in trials for head in range(heads))]
     kl = {trial: torch.zeros(heads, len(tokens), dtype=torch.float64) for trial in trials}
     error = {trial: torch.zeros(heads, len(tokens), dtype=torch.float64) for trial in trials}
@@ -127,7 +134,7 @@ def reconstruction_error(both: Tensor, part: str, precision: str) -> Tensor:
 
 
 def _sweep_blocks(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     layer: int,
     variants: list[Variant],
@@ -140,7 +147,7 @@ def _sweep_blocks(
     """KL [B, T] of every variant of ``layer`` on blocks that fit together."""
     groups = _groups(model, tokens, variants, setting.execution, memory)
     run = _one_pass_logits if setting.execution == "one-pass" else _token_by_token_logits
-    reference = torch.empty(*tokens.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
+    reference = torch.empty(*tokens.shape, model.shape.vocabulary, dtype=setting.dtype, device=tokens.device)
     total = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
     if base is not None:
         for blocks, logits in window_logits(model, tokens, dense_grid(model), setting, memory):
@@ -157,7 +164,9 @@ def _sweep_blocks(
                 yield variant, kl[index]
 
 
-def _groups(model: GPT, tokens: Tensor, variants: list[Variant], execution: str, memory: int) -> list[list[Variant]]:
+def _groups(
+    model: Decoder, tokens: Tensor, variants: list[Variant], execution: str, memory: int
+) -> list[list[Variant]]:
     """Variants that go through the model together.
 
     All groups have the same size (the last is filled up with the base), so that each variant meets the same batch
@@ -173,15 +182,6 @@ def _groups(model: GPT, tokens: Tensor, variants: list[Variant], execution: str,
     return groups
 
 
-def _mix(outputs: dict[Trial | None, Tensor], group: Sequence[Variant]) -> Tensor:
-    """Heads' outputs [n · B, H, T, D] of n variants, from those of whole layers {trial: [B, H, T, D]}."""
-    stacked = outputs[None].repeat(len(group), 1, 1, 1).unflatten(0, (len(group), -1))
-    for index, (head, trial) in enumerate(group):
-        if trial is not None:
-            stacked[index, :, head] = outputs[trial][:, head]
-    return stacked.flatten(0, 1)
-
-
 def _layer_grids(base: PrecisionGrid, layer: int, groups: list[list[Variant]]) -> dict[Trial | None, PrecisionGrid]:
     """The base's grid (under None), and one with each trial on all heads of ``layer``."""
     trials = dict.fromkeys(variant.trial for group in groups for variant in group if variant.trial is not None)
@@ -189,7 +189,7 @@ def _layer_grids(base: PrecisionGrid, layer: int, groups: list[list[Variant]]) -
 
 
 def _one_pass_logits(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     layer: int,
     groups: list[list[Variant]],
@@ -207,20 +207,16 @@ def _one_pass_logits(
     around = DenseBlockCache(device, rounding) if base is None else BlockCache(base, device, rounding)
     if base is not None:
         below = model.run_layers(model.embed(tokens), around, last=layer)
-    block = model.blocks[layer]
-    projections = block.projections(below)
-    outputs = {
-        trial: attend_through(BlockCache(grid, device, rounding), *projections, layer)
-        for trial, grid in _layer_grids(base or dense_grid(model), layer, groups).items()
-    }
+    grids = _layer_grids(base or dense_grid(model), layer, groups)
+    caches = {trial: BlockCache(grid, device, rounding) for trial, grid in grids.items()}
+    variants = model.branch(below, layer, caches)
     for group in groups:
-        x = block.finish(below.repeat(len(group), 1, 1), _mix(outputs, group))
-        x = model.run_layers(x, around, first=layer + 1)
-        yield slice(0, tokens.shape[1]), group, model.lm_head(x).unflatten(0, (len(group), -1))
+        x = model.run_layers(variants(group), around, first=layer + 1)
+        yield slice(0, tokens.shape[1]), group, model.logits(x).unflatten(0, (len(group), -1))
 
 
 def _token_by_token_logits(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     layer: int,
     groups: list[list[Variant]],
@@ -231,8 +227,8 @@ def _token_by_token_logits(
 ) -> Iterator[tuple[slice, list[Variant], Tensor]]:
     """Logits [n, B, 1, V] of each group of n variants, position by position through packed caches.
 
-    The intervened layer's inputs and outputs are the base's and the same for all groups: they are run once and kept,
-    and each group then starts from them. ``below`` comes from another path and is not used.
+    What the intervened layer reads is the base's, up to the change, and the same for all groups: its outputs are
+    computed first and kept, and each group then starts from them. ``below`` comes from another path and is not used.
     """
     blocks, length = tokens.shape
     base = base or dense_grid(model)
@@ -240,20 +236,16 @@ def _token_by_token_logits(
     storage = STORAGE if rounding is storage_rounding else setting.dtype
 
     def cache(grid: PrecisionGrid, rows: int) -> PackedCache:
-        width = model.config.head_dim
-        return PackedCache(grid, rows, width, setting.dtype, length, True, tokens.device, rounding, storage)
+        return packed_cache(model, grid, rows, length, rounding, storage)
 
     caches = {trial: cache(grid, blocks) for trial, grid in _layer_grids(base, layer, groups).items()}
-    block = model.blocks[layer]
     starts = []
     for position in range(length):
         x = model.run_layers(model.embed(tokens[:, position : position + 1], position), caches[None], last=layer)
-        projections = block.projections(x)
-        outputs = {trial: attend_through(each, *projections, layer) for trial, each in caches.items()}
-        starts.append((x, outputs))
-    for group in groups:
+        variants = model.branch(x, layer, caches)
+        starts.append([variants(group) for group in groups])
+    for index, group in enumerate(groups):
         above = cache(base, len(group) * blocks)
-        for position, (x, outputs) in enumerate(starts):
-            x = block.finish(x.repeat(len(group), 1, 1), _mix(outputs, group))
-            x = model.run_layers(x, above, first=layer + 1)
-            yield slice(position, position + 1), group, model.lm_head(x).unflatten(0, (len(group), -1))
+        for position in range(length):
+            x = model.run_layers(starts[position][index], above, first=layer + 1)
+            yield slice(position, position + 1), group, model.logits(x).unflatten(0, (len(group), -1))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvstages.models.config import GPTConfig
+from kvstages.models.config import DecoderShape
 from kvstages.study.documents import Document, draw_blocks, read_documents
 from kvstages.study.shards import read_shard
 
@@ -113,7 +113,7 @@ def check_windows(windows: Mapping[str, Window], block: int) -> None:
 
 
 def cut_windows(
-    shard: Path, windows: Mapping[str, Window], block: int, config: GPTConfig, documents: Path | None = None
+    shard: Path, windows: Mapping[str, Window], block: int, shape: DecoderShape, documents: Path | None = None
 ) -> dict[str, Blocks]:
     """The blocks of each window; ValueError names the file, the window and what is wrong.
 
@@ -122,8 +122,8 @@ def cut_windows(
     matters.
     """
     check_windows(windows, block)
-    if block > config.context_len:
-        raise ValueError(f"block of {block} tokens is longer than the model's context of {config.context_len}")
+    if block > shape.context:
+        raise ValueError(f"block of {block} tokens is longer than the model's context of {shape.context}")
     tokens = read_shard(shard)
     stretches = [window for window in windows.values() if isinstance(window, Stretch)]
     left: list[Document] = []
@@ -148,7 +148,7 @@ def cut_windows(
             raise ValueError(f"{shard}: window {name} ends at {window.end}, past the shard's {len(tokens)} tokens")
         else:
             starts, names = list(range(window.start, window.end, block)), None
-        found[name] = Blocks(_read_blocks(shard, tokens, name, starts, block, config.vocab_size), starts, names)
+        found[name] = Blocks(_read_blocks(shard, tokens, name, starts, block, shape.vocabulary), starts, names)
     return found
 
 
@@ -184,26 +184,26 @@ def window_table(cut: Mapping[str, Blocks]) -> dict[str, list[Any]]:
     return {name: [row[index] for row in rows] for index, name in enumerate(["window", "block", "document", "start"])}
 
 
-def check_tokens(tokens: Tensor, config: GPTConfig, path: Path) -> None:
+def check_tokens(tokens: Tensor, shape: DecoderShape, path: Path) -> None:
     """ValueError unless token ids [B, T], read from ``path``, fit the decoder: its context and its vocabulary."""
     if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
         raise ValueError(
             f"{path}: a tensor {tuple(tokens.shape)} of {tokens.dtype}, expected token ids [blocks, block]"
         )
-    if tokens.shape[1] > config.context_len:
+    if tokens.shape[1] > shape.context:
         raise ValueError(
-            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {config.context_len}"
+            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {shape.context}"
         )
     lowest, highest = int(tokens.min()), int(tokens.max())
-    if lowest < 0 or highest >= config.vocab_size:
+    if lowest < 0 or highest >= shape.vocabulary:
         wrong = lowest if lowest < 0 else highest
-        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {config.vocab_size}")
+        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {shape.vocabulary}")
 
 
-def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tensor:
+def load_window(path: Path, name: str, shape: DecoderShape | None = None) -> Tensor:
     """Token blocks int64 [B, T] of one window of a windows file.
 
-    ValueError lists the windows that the file does hold; given a decoder's ``config``, also where the window was cut
+    ValueError lists the windows that the file does hold; given a decoder's ``shape``, also where the window was cut
     for another model and does not fit this one.
     """
     from kvstages.files.read import read_tensors
@@ -211,8 +211,8 @@ def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tenso
     tensors, _ = read_tensors(path)
     if name not in tensors:
         raise ValueError(f"{path}: no window {name!r}; it holds {', '.join(sorted(tensors))}")
-    if config is not None:
-        check_tokens(tensors[name], config, path)
+    if shape is not None:
+        check_tokens(tensors[name], shape, path)
     return tensors[name]
 
 
