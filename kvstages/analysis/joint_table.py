@@ -38,7 +38,8 @@ METRICS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agree
 TRUTH = "truth_kl"
 
 PUBLISHED, RANDOM, UNIFORM, DENSE = "published", "random", "uniform", "bf16"
-DTYPES = ("float32", "bfloat16", "float64")
+# Arithmetics, and how they are said.
+ARITHMETIC = {"float32": "FP32", "bfloat16": "BF16", "float64": "FP64"}
 # What follows a figure's name: its interval over blocks, and over documents.
 ENDS = ("_low", "_high", "_documents_low", "_documents_high")
 
@@ -126,7 +127,7 @@ def read_comparison(path: Path) -> tuple[str, Joint]:
     if len(several):
         raise ValueError(f"{path}: several policies of the recipe {several.iloc[0]}, expected one")
     folder = path.absolute().parent
-    return (folder.parent if folder.name in DTYPES else folder).name, joint
+    return (folder.parent if folder.name in ARITHMETIC else folder).name, joint
 
 
 def figures(name: str, values: np.ndarray | None, documents: Sequence[str] | None) -> dict[str, float | None]:
