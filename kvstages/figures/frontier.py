@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint, with_figures
 from kvstages.figures.labels import place_labels
 from kvstages.figures.storage_axis import storage_axis
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=11,
+    title="Frontier",
+    inputs={
+        "frontier": Input("frontier_files", "joint.csv", several=True),
+    },
+)
 
 COLUMNS = ["panel", "recipe", "policy", "total_bytes", "bf16_bytes", "kl", "kl_low", "kl_high"]
 

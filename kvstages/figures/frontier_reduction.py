@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.frontier import frontier as compare
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM
 from kvstages.figures.labels import place_labels
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=14,
+    title="Less KL than the published recipe",
+    inputs={
+        "frontier": Input("frontier_files", "joint.csv", several=True),
+    },
+)
 
 COLUMNS = ["panel", "recipe", "policy", "limit", "bf16_bytes", "reduction", "reduction_low", "reduction_high", "over"]
 MEASURES = {"kl_reduction": "KL", "excess_reduction": "excess KL"}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.frontier import frontier as compare
 from kvstages.analysis.joint_table import ARITHMETIC, ENDS, UNIFORM, read_joint
 from kvstages.tables.notes import EXCESS_NOTE, PROXY_NOTE, joint_notes, page_title
@@ -13,6 +14,14 @@ from kvstages.tables.page import Column, Section, count, divergence, factor, pag
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TABLE = Entry(
+    number=6,
+    title="Frontier",
+    inputs={
+        "frontier": Input("frontier_files", "joint.csv", several=True),
+    },
+)
 
 COPIED = [
     "compute_dtype", "recipe", "policy", "allocator", "sensitivity", "unit", "precisions", "limit", "bytes",
@@ -27,7 +36,7 @@ NOTES = [
 ]
 
 
-def frontier_table(frontier: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(frontier: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """One row for each policy of the joint.csv files: arithmetics in their order, families, falling limits."""
     import pandas as pd
 

@@ -2,6 +2,7 @@
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json.
 Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv;
+with keys and values stored exactly, in FP32, results/{study}/reference/exact-cache/{window}.safetensors;
 in another arithmetic than the study's results/{study}/reference/{dtype}/{window}.safetensors and
 results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv.
 """
@@ -19,8 +20,8 @@ rule compute_reference:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("reference"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window"
     shell:
@@ -43,8 +44,8 @@ rule evaluate_policy:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
     shell:
@@ -58,8 +59,23 @@ use rule compute_reference as compute_reference_in with:
         "results/{study}/reference/{dtype}/{window}.safetensors",
     log:
         "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
+
+
+use rule compute_reference as compute_exact_reference with:
+    output:
+        "results/{study}/reference/exact-cache/{window}.safetensors",
+    log:
+        "logs/compute_exact_reference/{study}/{window}.log",
+    params:
+        execution=STUDIES.ask("exact_cache_arguments"),
+        code=stage_digest("reference"),
+    message:
+        "{wildcards.study}: logits of the {wildcards.window} window in FP32 with keys and values stored exactly"
 
 
 use rule evaluate_policy as evaluate_policy_in with:
@@ -73,5 +89,8 @@ use rule evaluate_policy as evaluate_policy_in with:
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
     log:
         "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"
