@@ -158,7 +158,8 @@ def test_ids_outside_the_windows_do_not_matter(tmp_path):
     tokens = np.full(32, 60000)
     tokens[8:16] = 49
     write_shard(tmp_path / "shard.bin", tokens)
-    assert cut_windows(tmp_path / "shard.bin", {"a": Stretch(8, 16)}, 8, CONFIG.shape)["a"].tokens.tolist() == [[49] * 8]
+    cut = cut_windows(tmp_path / "shard.bin", {"a": Stretch(8, 16)}, 8, CONFIG.shape)
+    assert cut["a"].tokens.tolist() == [[49] * 8]
 
 
 def test_wrong_shard_and_wrong_model(shard, model, tmp_path):

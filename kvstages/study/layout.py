@@ -370,7 +370,7 @@ class Study:
             *(f"moves/layer-{layer}.csv" for layer in self.layers),
             *("moves.csv", "refined.json", "policy-set.json"),
         ]
-        return [*self.comparison_files, *self.frontier_files] + self.result(
+        others = self.result(
             *(f"comparison/{budget}/{name}" for budget in self.comparison_budgets for name in names),
             *("frontier/policy-set.json", "reference/exact-cache/validation.safetensors"),
             *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
@@ -382,6 +382,7 @@ class Study:
                 for name in EVALUATION_FILES
             ),
         )
+        return [*self.comparison_files, *self.frontier_files, *others]
 
     @property
     def all_files(self) -> list[str]:
