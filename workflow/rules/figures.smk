@@ -24,7 +24,7 @@ for figure, entry in FIGURES.items():
         log:
             f"logs/draw_figure/{{study}}/{figure}.log",
         params:
-            name=figure,
+            name=lambda wildcards, output: Path(output.svg).stem,
             inputs=STUDIES.ask("figure_arguments", figure),
             code=stage_digest("figure", figure),
         message:

@@ -23,7 +23,7 @@ for table, entry in TABLES.items():
         log:
             f"logs/make_table/{{study}}/{table}.log",
         params:
-            name=table,
+            name=lambda wildcards, output: Path(output.html).stem,
             inputs=STUDIES.ask("table_arguments", table),
             title=STUDIES.ask("title"),
             code=stage_digest("table", table),
