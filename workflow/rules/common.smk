@@ -122,7 +122,7 @@ def window_arguments(wildcards):
 
 
 def trial_arguments(wildcards):
-    """What a sweep tries on every head, as arguments of `sweep`: parts, precisions, and the null interventions.
+    """What a sweep tries on every head, as arguments of `sweep`: parts, precisions, and the control interventions.
 
     A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
     """
