@@ -23,7 +23,8 @@ import atexit, os, sys
 def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
         names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
-        with open(os.path.join(os.environ["PROBED"], f"{sys.argv[1]}.{os.getpid()}"), "w") as file:
+        stage = " ".join(sys.argv[1 : 3 if sys.argv[1] in ("figure", "table") else 2])
+        with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
 atexit.register(record)
@@ -54,6 +55,7 @@ STUDY = {
         "weight_decay": 0.01,
         "clip": 1.0,
         "beta": 1.0,
+        "policy": "greedy-1e-06",
         "seeds": [1337],
         "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
     },
@@ -99,8 +101,6 @@ def bundle(folder: Path) -> dict[str, str]:
     write_tokens(folder, folder / "held-out.bin")
     return {
         "checkpoint": "model.safetensors",
-        "vocabulary": "vocab.json",
-        "merges": "merges.json",
         "shard": "held-out.bin",
     }
 
@@ -128,8 +128,6 @@ def published_bundle(folder: Path) -> dict[str, str]:
     write_tokens(folder / "bpe-tokenizer", folder / "bpe-shards" / "train_000000.bin")
     return {
         "checkpoint": "checkpoints/final.pt",
-        "vocabulary": "bpe-tokenizer/vocab.json",
-        "merges": "bpe-tokenizer/merges.json",
         "shard": "bpe-shards/train_000000.bin",
     }
 

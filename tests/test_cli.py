@@ -63,7 +63,7 @@ def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
     assert words[:2] == ["kvstages", name]
     command, given = stage(name), words[2:]
     if isinstance(command, click.Group):
-        command, given = command.commands[given[0]], given[1:]
+        command, given = command.get_command(click.Context(command), given[0]), given[1:]
         assert "writ" in command.get_help(click.Context(command))
     options, arguments, _ = command.make_parser(click.Context(command)).parse_args(list(given))
     missing = [parameter.name for parameter in command.params if parameter.required and not options[parameter.name]]
@@ -72,7 +72,7 @@ def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
 
 @pytest.mark.parametrize("group", ["figure", "table"])
 def test_help_of_every_figure_and_table(group):
-    for name in stage(group).commands:
+    for name in stage(group).list_commands(click.Context(stage(group))):
         result = CliRunner().invoke(main, [group, name, "--help"])
         assert result.exit_code == 0 and "written beside it" in " ".join(result.output.split()), name
 

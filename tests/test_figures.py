@@ -352,14 +352,14 @@ def failure(*words: object) -> str:
 def test_missing_column(study, tmp_path):
     table = pd.read_csv(study / SENSITIVITY).drop(columns="mean_kl")
     table.to_csv(tmp_path / "broken.csv", index=False)
-    said = failure("sensitivity", "--sensitivity", tmp_path / "broken.csv", "--output", tmp_path / "s.svg")
+    said = failure("sensitivity", tmp_path / "broken.csv", "--output", tmp_path / "s.svg")
     assert "broken.csv: column 'mean_kl' is missing; found layer, head, part, precision" in said
     assert not (tmp_path / "s.svg").exists()
 
 
 def test_hole_in_the_grid(study, tmp_path):
     pd.read_csv(study / SENSITIVITY).iloc[1:].to_csv(tmp_path / "holes.csv", index=False)
-    said = failure("sensitivity", "--sensitivity", tmp_path / "holes.csv", "--output", tmp_path / "s.svg")
+    said = failure("sensitivity", tmp_path / "holes.csv", "--output", tmp_path / "s.svg")
     assert "holes.csv: int8, part kv, has 95 rows for 95 heads, expected one for each of 12 x 8" in said
 
 
@@ -372,9 +372,7 @@ def test_text_instead_of_a_number(tmp_path):
 
 
 def test_missing_files(study, tmp_path):
-    assert "'nowhere.csv' does not exist" in failure(
-        "sensitivity", "--sensitivity", "nowhere.csv", "--output", tmp_path / "s.svg"
-    )
+    assert "'nowhere.csv' does not exist" in failure("sensitivity", "nowhere.csv", "--output", tmp_path / "s.svg")
     lonely = tmp_path / "evaluation.json"
     lonely.write_text((study / "policies/int8/evaluation.json").read_text())
     assert f"{tmp_path}/positions.csv" in failure("kl-by-position", lonely, "--output", tmp_path / "p.svg")
@@ -397,5 +395,5 @@ def test_output_has_to_be_svg(study, tmp_path):
 
 def test_empty_table(tmp_path):
     (tmp_path / "sensitivity.csv").write_text(",".join(SENSITIVITY_COLUMNS) + "\n")
-    said = failure("sensitivity", "--sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
+    said = failure("sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
     assert "s.svg: there is nothing to draw" in said

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
 from kvstages.scores.columns import BF16_STEP, FLOOR, PRECISION_ORDER, SENSITIVITY_COLUMNS, SETTING, SWEEP_COLUMNS, UNIT
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
+    import pandas as pd
+
     ledger.note(path)
     try:
         table = pd.read_csv(path)
@@ -34,6 +38,8 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     ``source`` names the table. ValueError if shards differ in how they were measured, a layer is missing or comes
     twice, or what was tried differs between layers.
     """
+    import pandas as pd
+
     table = pd.concat([read_table(shard, SWEEP_COLUMNS) for shard in shards], ignore_index=True)
     settings = table[SETTING].drop_duplicates()
     if len(settings) != 1:
