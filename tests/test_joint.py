@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from models import random_model, random_tokens
+from models import all_logits, random_model, random_tokens
 from score_tables import random_table
 
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.files.atomic import write_json
 from kvstages.measure.evaluation import evaluate
-from kvstages.measure.execution import dense_grid, window_logits
-from kvstages.measure.policy_set import JOINT_COLUMNS, measure
+from kvstages.measure.execution import dense_grid, position_slices
+from kvstages.measure.policy_set import JOINT_COLUMNS, _last_states, measure
 from kvstages.measure.setting import Setting
 from kvstages.policies.budgets import Budget
 from kvstages.policies.recipes import Recipe, equal_bytes
@@ -32,16 +33,12 @@ def model():
     return random_model()
 
 
-def reference_of(model, tokens, setting):
-    return torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY)])
-
-
 @pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_policies_together_measure_what_each_does_alone(execution, dtype):
     setting = Setting(execution, dtype)
     model, tokens = random_model(dtype=setting.dtype), random_tokens()
-    reference = reference_of(model, tokens, setting)
+    reference = all_logits(model, tokens, dense_grid(model), setting)
     table = measure(model, tokens, SET["policies"], reference, setting, MEMORY)
     assert list(table) == JOINT_COLUMNS and len(table["policy"]) == 3 * len(SET["policies"])
     for index, policy in enumerate(SET["policies"]):
@@ -63,6 +60,43 @@ def test_policies_together_measure_what_each_does_alone(execution, dtype):
         assert table["agrees_alone"][row] == (own & ~first)[block].sum()
         assert table["first_agrees_alone"][row] == (first & ~own)[block].sum()
     assert set(table["precisions"]) == {"int8 int4", "int8 int4 int3 int2"}
+
+
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
+def test_first_layers_that_policies_have_in_common_are_run_once(execution, monkeypatch):
+    model, tokens = random_model(), random_tokens()
+    setting = Setting(execution, "float32")
+    ran = []
+    original = type(model.blocks[0]).forward
+    monkeypatch.setattr(
+        type(model.blocks[0]),
+        "forward",
+        lambda block, x, cache, layer: ran.append(layer) or original(block, x, cache, layer),
+    )
+    rows = {"a": ("int8", "int8"), "b": ("int4", "int8"), "c": ("bf16", "int4")}
+    grids = [
+        PrecisionGrid.of_heads([rows[name] for name in names]) for names in ("aba", "bbb", "abc", "aaa", "bba", "abb")
+    ]
+    alone = [all_logits(model, tokens, grid, setting) for grid in grids]
+    assert len(ran) == 6 * 3 * (1 if execution == "one-pass" else 12)
+    ran.clear()
+    for index, x in _last_states(model, tokens, grids, setting):
+        assert torch.equal(model.logits(x), alone[index])
+    steps = 1 if execution == "one-pass" else 12
+    # Layer 0 for a and b; layer 1 for aa, ab and bb; layer 2 for each.
+    assert [ran.count(layer) // steps for layer in range(3)] == [2, 3, 6]
+
+
+@pytest.mark.parametrize("memory", [1, 10_000])
+def test_splitting_positions_for_memory_changes_nothing_but_rounding(memory):
+    model, tokens = random_model(), random_tokens()
+    setting = Setting("one-pass", "float32")
+    reference = all_logits(model, tokens, dense_grid(model), setting)
+    whole = measure(model, tokens, SET["policies"], reference, setting, MEMORY)
+    split = measure(model, tokens, SET["policies"], reference, setting, memory)
+    assert len(position_slices(model, 1, 12, memory)) > 1
+    for name in ("mean_kl", "agreement", "cross_entropy"):
+        assert np.allclose(whole[name], split[name], rtol=1e-3, atol=1e-9)
 
 
 def test_a_set_is_read_and_sets_follow_one_another(model, tmp_path):

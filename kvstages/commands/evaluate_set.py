@@ -47,8 +47,9 @@ def command(
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
     """
     from kvstages.files.atomic import write_table
-    from kvstages.measure.evaluation import read_reference
+    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.policy_set import measure
+    from kvstages.measure.reference import read_reference
     from kvstages.measure.setting import Setting, prepare
     from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policies
@@ -61,6 +62,8 @@ def command(
     decoder = open_decoder(model, setting.dtype, place).pack()
     chosen = read_policies(policies, decoder.shape)
     tokens = load_window(windows, window, decoder.shape).to(place)
+    block = state_bytes(decoder, tokens.shape[1], execution)
+    check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress("measure") as report:
         table = measure(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
     rows = len(table["policy"])

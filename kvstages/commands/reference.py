@@ -34,10 +34,8 @@ def command(
     Example: kvstages reference --model model.safetensors --windows windows.safetensors --window validation
     --output reference/validation.safetensors
     """
-    import torch
-
-    from kvstages.files.atomic import write_tensors
-    from kvstages.measure.execution import dense_grid, window_logits
+    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
+    from kvstages.measure.reference import write_reference
     from kvstages.measure.setting import Setting, prepare
     from kvstages.models.load import open_decoder
     from kvstages.study.windows import load_window
@@ -46,9 +44,8 @@ def command(
     place = prepare(device, threads)
     decoder = open_decoder(model, setting.dtype, place).pack()
     tokens = load_window(windows, window, decoder.shape).to(place)
-    with options.progress(f"reference, {window}") as report:
-        logits = torch.empty(*tokens.shape, decoder.shape.vocabulary, dtype=setting.dtype)
-        for blocks, part in window_logits(decoder, tokens, dense_grid(decoder), setting, memory_mb << 20, report):
-            logits[blocks] = part
+    block = state_bytes(decoder, tokens.shape[1], execution)
+    check_memory(least_bytes(decoder, block), memory_mb << 20)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
-    write_tensors(output, {"logits": logits}, record)
+    with options.progress(f"reference, {window}") as report:
+        write_reference(output, decoder, tokens, setting, memory_mb << 20, record, report)
