@@ -1,12 +1,13 @@
-"""How sure a measured figure is: bootstrap over blocks or over documents, paired comparisons, McNemar's test.
+"""The uncertainty of a measured figure: bootstrap over blocks or documents, paired comparisons, McNemar's test.
 
-Positions of one block depend on each other, so whole blocks are drawn again, never positions. Blocks of one document
-depend on each other too. Where each block's document is known (``documents``, a label for each block [B]), whole
-documents can be drawn instead: that interval is about other documents, the one over blocks about other blocks of these.
-Samples are arrays with a row a block, [B] or [B, T]; NaN stands for positions that have no value (the last of a block
-has no next token). All blocks count alike. Every draw has a seed, so the same files give the same intervals.
-Efron and Tibshirani, An Introduction to the Bootstrap, 1993 (percentile intervals: chapter 13); Field and Welsh,
-Bootstrapping clustered data, J. R. Statist. Soc. B 69, 2007 (drawing whole clusters: section 2).
+Positions of one block depend on each other, so the bootstrap draws whole blocks and never positions (docs/method.md,
+"Intervals"). Blocks of one document depend on each other too. Where the document of each block is known
+(``documents``, a label for each block [B]), whole documents can be drawn instead. That interval speaks of other
+documents; the one over blocks speaks of other blocks of these. Samples are arrays with a row for each block, [B] or
+[B, T]; NaN marks a position without a value (the last of a block has no next token). All blocks have the same weight.
+Every draw has a seed, so the same files give the same intervals. Efron and Tibshirani, An Introduction to the
+Bootstrap, 1993 (percentile intervals: chapter 13); Field and Welsh, Bootstrapping clustered data, J. R. Statist. Soc. B
+69, 2007 (drawing whole clusters: section 2).
 """
 
 from __future__ import annotations
@@ -150,12 +151,12 @@ def relative_reduction(
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """Two-sided p of McNemar's exact test: do two policies succeed equally often? Booleans of the same positions.
+    """Two-sided p of McNemar's exact test that two policies succeed equally often: booleans of the same positions.
 
-    Only positions where exactly one of the two succeeds (for example agrees with the reference) tell; if neither policy
-    is better they are fair coins. The test takes positions as independent. Those of one block hardly are, so a small p
-    alone says less than the interval of ``paired_difference``. McNemar, Psychometrika 12, 1947. ValueError if the
-    shapes differ.
+    The test uses the positions where exactly one of the two succeeds (for example agrees with the reference). If
+    neither policy is better, these are tosses of a fair coin. The test takes positions as independent. Those of one
+    block are not, so a small p alone says less than the interval of ``paired_difference``. McNemar, Psychometrika 12,
+    1947. ValueError if the shapes differ.
     """
     first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     if first.shape != second.shape:
