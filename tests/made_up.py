@@ -82,15 +82,16 @@ def policy_rows(
     blocks = range(len(kl))
     texts = {
         "policy": policy, "recipe": recipe or policy, "allocator": allocator, "sensitivity": source, "unit": unit,
-        "precisions": precisions, **JOINT_SETTING, "compute_dtype": dtype,
+        "precisions": precisions,
     }  # fmt: skip
     sizes = {"bytes": size, "bf16_bytes": BF16_BYTES, "limit": limit or size, "proxy": proxy}
     measured = {
         "mean_kl": kl, "truth_kl": np.asarray(kl) + 1e-5 if truth is None else truth, "agreement": agreement,
         "cross_entropy": 3.5, "agrees_alone": 3, "first_agrees_alone": 1,
     }  # fmt: skip
-    places = {"block": blocks, "document": [f"text-{block // 2}" for block in blocks]}
-    return pd.DataFrame({**texts, **sizes, **places, **measured})
+    documents = {"document": [f"text-{block // 2}" for block in blocks]}
+    setting = {**JOINT_SETTING, "compute_dtype": dtype}
+    return pd.DataFrame({**texts, **sizes, "block": blocks, **measured, **documents, **setting})
 
 
 def write_set(folder: Path, policies: Sequence[pd.DataFrame], below: dict[str, float] | None = None) -> Path:
