@@ -64,7 +64,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels, strict=True):
         _panel(axes, table[table["panel"] == panel], families)
         axes.set_title(panel)
-    figure.suptitle("Frontier: what each family of policies makes of the bytes", x=0.01, ha="left")
+    figure.suptitle("Frontier: KL of each family of policies", x=0.01, ha="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=legend_columns([*families, UNIFORM]), handlelength=4
@@ -97,7 +97,7 @@ def _panel(axes: Axes, table: pd.DataFrame, families: Sequence[str]) -> None:
 
 
 def _along(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
-    """Points close together on the line through (x, y), as it runs on a logarithmic axis: labels keep off them."""
+    """Points close together on the line through (x, y) on a logarithmic axis, which labels avoid."""
     import numpy as np
 
     places = np.linspace(0, len(x) - 1, 20 * len(x))
