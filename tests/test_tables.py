@@ -231,7 +231,10 @@ def test_proxy_joint(study, tmp_path):
     every = table[table["proxies"] == "all"].set_index("sensitivity")
     assert every.index.tolist() == ["measured-float32", "measured-bfloat16"]
     assert every.loc["measured-float32", "rank_correlation"] > 0.9
-    parts = table[table["proxies"] != "all"].groupby("sensitivity")["policies"].sum()
+    random = table["proxies"].str.startswith("random")
+    parts = table[(table["proxies"] != "all") & ~random].groupby("sensitivity")["policies"].sum()
+    assert table[random]["proxies"].tolist() == ["random, 0.01", "random, 0.04"]
+    assert table[random]["policies"].tolist() == [12, 12]
     assert parts.to_dict() == every["policies"].to_dict()
     assert "<caption>Joint KL and proxy</caption>" in page
 

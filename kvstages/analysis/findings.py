@@ -184,13 +184,15 @@ def _proxy(study: Path) -> Numbers:
         for row in rows
         if row["sensitivity"] == "measured-float32"
     ]
+    kept = [row for row in decades if not row["proxies"].startswith(RANDOM)]
+    by_budget = [row for row in decades if row["proxies"].startswith(RANDOM)]
     rows = _table(study / "tables" / "prediction.csv", ["policies"], ["window", "set", "predictor"], ends)
     random = {
         row["window"]: {name: rounded(row[name]) for name in ["policies", *ends]}
         for row in rows
         if row["set"] == "random, equal bytes" and row["predictor"] == "proxy_kl"
     }
-    return {"decades": decades, "random": random}
+    return {"decades": kept, "random_by_budget": by_budget, "random": random}
 
 
 def _gradients(study: Path) -> list[Numbers]:

@@ -58,38 +58,72 @@ def page(record: Mapping[str, Any]) -> str:
 def readme_block(record: Mapping[str, Any]) -> str:
     """The findings of the README, with the marks around them."""
     found = record["machines"][record["first"]]
-    first, *_ = found["comparison"]
-    exact, uniform = first["policies"]["exact"], _uniform_within(first)
-    kl, excess = (_percent(exact[dtype][name][0]) for dtype, name in (MEASURED[0][:2], MEASURED[3][:2]))
-    in_bf16 = _percent(exact["bfloat16"]["kl_reduction"][0])
-    scores = found["scores"]
-    own, bf16 = scores["measured-float32"], scores["measured-bfloat16"]
-    splits = [_percent(each["policies"]["exact-split"]["float32"]["kl_reduction"][0]) for each in found["comparison"]]
-    random = found["proxy"]["random"]["validation"]
+    windows = found["windows"]
     lines = [
-        f"These are from the study `demo` on one machine ({record['first']}): {found['windows']['blocks']} held-out "
-        "blocks "
-        f"of {found['windows']['documents']} texts. [All results](docs/results.md) have their intervals, and what "
-        "other "
-        "machines measured. *Less KL* is against the published recipe at the same bytes.",
+        f"These are from the study `demo` on one machine ({record['first']}): {windows['blocks']} held-out blocks of "
+        f"{windows['documents']} texts. [All results](docs/results.md) have their intervals, and what other machines "
+        "measured. *Less KL* is against the published recipe at the same bytes.",
         "",
-        f"1. **Scores must rise above the arithmetic.** In FP32 the median INT4 score is "
+    ]
+    findings = [
+        _finding_scores(found),
+        _finding_equal_bytes(found),
+        _finding_split(found),
+        _finding_proxy(found),
+        f"**Adaptation with cache noise {_helps(found)}.**" if found["adaptation"] else "",
+    ]
+    lines += [f"{number}. {text}" for number, text in enumerate(filter(None, findings), start=1)]
+    return "\n".join([START, *lines, END])
+
+
+def _finding_scores(found: Mapping[str, Any]) -> str:
+    own, bf16 = found["scores"]["measured-float32"], found["scores"]["measured-bfloat16"]
+    return (
+        "**Scores must rise above the arithmetic.** In FP32 the median INT4 score is "
         f"{own['int4']['median_ratio_to_int8']:.0f} times the INT8 one; rounding theory says 329. In BF16 it is "
         f"{bf16['int4']['median_ratio_to_int8']:.1f}, and {bf16['int8']['below_floor']} of {bf16['int8']['heads']} "
         "INT8 "
-        "scores are below the noise floor.",
-        f"2. **Scores in FP32 avoid the published recipe's costly INT4 heads.** At {first['bytes']:,} bytes: {kl} "
-        "less KL in "
-        f"FP32, {in_bf16} in BF16, and {excess} less of the KL that quantization adds to the FP32 model. "
-        + (f"Uniform {uniform[0].upper()}, in fewer bytes, already has "
-           f"{_percent(uniform[1]['float32']['kl_reduction'][0])} less in FP32. " if uniform else "")
-        + "Where nearly every head is INT4 the scores make no difference.",
-        f"3. **Keys and values apart** give {_and(splits)} less KL in FP32 at the three byte totals.",
-        f"4. **The proxy orders policies of different sizes well, and those of equal bytes less so**: rank correlation "
-        f"{random['rank_correlation']:.2f} among {random['policies']} random ones.",
-        f"5. **Adaptation with cache noise {_helps(found)}.**" if found["adaptation"] else "",
-    ]  # fmt: skip
-    return "\n".join([START, *lines, END])
+        "scores are below the noise floor."
+    )
+
+
+def _finding_equal_bytes(found: Mapping[str, Any]) -> str:
+    first, last = found["comparison"][0], found["comparison"][-1]
+    exact, uniform = first["policies"]["exact"], _uniform_within(first)
+    own, other, _, excess = (_percent(exact[dtype][measure][0]) for dtype, measure, _ in MEASURED)
+    said = (
+        f"**FP32 scores beat the published recipe's most where INT8 would do.** At {first['bytes']:,} bytes they "
+        f"give {own} "
+        f"less KL in FP32 arithmetic, {other} less in BF16, and {excess} less of what quantization adds to the "
+        "distance "
+        "from the FP32 model. "
+    )
+    if uniform:
+        said += (
+            f"But uniform {uniform[0].upper()}, in fewer bytes, already has "
+            f"{_percent(uniform[1]['float32']['kl_reduction'][0])} less in FP32. "
+        )
+    value = last["policies"]["exact"]["float32"]["kl_reduction"][0]
+    return f"{said}At {last['bytes']:,} bytes, where nearly all is INT4, it is {_percent(value)}."
+
+
+def _finding_split(found: Mapping[str, Any]) -> str:
+    entries = [each["policies"].get("exact-split") for each in found["comparison"]]
+    if not all(entries):
+        return ""
+    own, other = (
+        _and([_percent(entry[dtype]["kl_reduction"][0]) for entry in entries]) for dtype in ("float32", "bfloat16")
+    )
+    sizes = _and([f"{each['bytes']:,}" for each in found["comparison"]])
+    return f"**Keys and values apart** give {own} less KL in FP32, and {other} in BF16, at {sizes} bytes."
+
+
+def _finding_proxy(found: Mapping[str, Any]) -> str:
+    random = [row["rank_correlation"] for row in found["proxy"]["random_by_budget"]]
+    return (
+        "**The proxy orders policies of different sizes well, and those of equal bytes less so**: among random ones of "
+        f"equal bytes its rank correlation with the joint KL is {min(random):.2f} to {max(random):.2f}."
+    )
 
 
 def put_block(text: str, block: str, name: str) -> str:
@@ -198,8 +232,11 @@ def _frontier(found: Mapping[str, Any]) -> str:
     frontier = found["frontier"]
     families = ("exact", "exact-split", "exact-int8", "published-int8")
     by_key = {
-        (dtype, row["recipe"], row["limit"]): row for dtype, rows in frontier.items() for row in rows if row["recipe"] in families
-    }  # fmt: skip
+        (dtype, row["recipe"], row["limit"]): row
+        for dtype, rows in frontier.items()
+        for row in rows
+        if row["recipe"] in families
+    }
     limits = sorted({limit for _, _, limit in by_key}, reverse=True)
     lines = [
         "## Along the frontier",
@@ -269,22 +306,27 @@ def _proxy(found: Mapping[str, Any]) -> str:
             ends = f" [{row['rank_correlation_low']:.2f}, {row['rank_correlation_high']:.2f}]"
         value = "–" if row["rank_correlation"] is None else f"{row['rank_correlation']:.3f}{ends}"
         lines.append(f"| {row['proxies']} | {row['policies']} | {value} | {row['median_ratio']:.2f} |")
-    random = found["proxy"]["random"]
-    said = [
-        f"{own['rank_correlation']:.2f} [{own['rank_correlation_low']:.2f}, {own['rank_correlation_high']:.2f}] on "
-        f"the {window} window"
-        for window, own in random.items()
-    ]
-    count = next(iter(random.values()))["policies"]
+    for row in found["proxy"]["random_by_budget"]:
+        budget = row["proxies"].removeprefix("random, ")
+        lines.append(
+            f"| random policies at {budget} | {row['policies']} | {row['rank_correlation']:.2f} "
+            f"[{row['rank_correlation_low']:.2f}, {row['rank_correlation_high']:.2f}] | {row['median_ratio']:.2f} |"
+        )
+    random = found["proxy"]["random"].get("calibration")
+    same = ""
+    if random is not None:
+        same = (
+            f" On the calibration window itself it is {random['rank_correlation']:.2f} for the last of these, so the other "
+            "text is not the only reason."
+        )
     lines += [
         "",
         "The first row is of all policies. They differ by orders of magnitude, and nearly any sum of scores would "
-        "order them. The "
-        f"hard test is {count} random policies of equal bytes: there the rank correlation is {_and(said)} (intervals "
-        "over "
-        "blocks). Below about 1e-5 nats the joint KL is mostly the flips of BF16 roundings that any change makes, "
-        "which no score "
-        "counts; the excess KL does not have them.",
+        "order "
+        "them. Random policies of equal bytes are the hard test: the last rows have their rank correlation, with "
+        "intervals "
+        f"over blocks.{same} Below about 1e-5 nats the joint KL is mostly the flips of BF16 roundings that any change "
+        "makes, which no score counts; the excess KL does not have them.",
     ]
     return "\n".join(lines)
 
