@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.ledger import sha256
 
 REPOSITORY = Path(__file__).parents[1]
+# Fewer draws than Hypothesis makes by default, new ones each time; none fails because a machine is busy.
+settings.register_profile("kvstages", max_examples=40, deadline=None)
+settings.load_profile("kvstages")
 # Run by every Python process of a workflow: writes down which modules of the package a stage imported.
 PROBE = """
 import atexit, os, sys

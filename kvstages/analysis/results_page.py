@@ -316,8 +316,8 @@ def _proxy(found: Mapping[str, Any]) -> str:
     same = ""
     if random is not None:
         same = (
-            f" On the calibration window itself it is {random['rank_correlation']:.2f} for the last of these, so the other "
-            "text is not the only reason."
+            f" On the calibration window itself it is {random['rank_correlation']:.2f} for the last of these, so the "
+            "other text is not the only reason."
         )
     lines += [
         "",

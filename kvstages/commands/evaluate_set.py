@@ -48,9 +48,9 @@ def command(
 ) -> None:
     """Measure a set of policies jointly on a window, all against one reference.
 
-    Writes one row for each policy and block: mean KL (nats), KL from the truth where it is given, agreement of the
-    argmaxes, cross entropy; the document that the block was drawn from; and what the set says of the policy (recipe,
-    bytes, proxy). The reference must have been computed in the same way.
+    Writes one row for each policy and block: mean KL(policy || reference) in nats, KL(policy || truth) where a truth is
+    given, agreement of the argmaxes, cross entropy, the document of the block, and the recipe, bytes and proxy of the
+    policy. The reference must have been computed in the same way.
 
     Example: kvstages evaluate-set --model model.safetensors --windows windows.safetensors --window validation
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv

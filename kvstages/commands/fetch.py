@@ -12,7 +12,7 @@ import click
     "--source",
     type=click.Choice(["bundled", "hub", "local"]),
     required=True,
-    help="Where the artifact lies: a folder of the repository, a Hugging Face hub, or any folder.",
+    help="Source of the artifact: a folder of the repository, a Hugging Face hub, or any folder.",
 )
 @click.option(
     "--location",

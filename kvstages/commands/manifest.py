@@ -23,7 +23,7 @@ import click
 def command(
     study: str, settings: str, artifacts: tuple[str, ...], output: Path, checksums: Path, outputs: tuple[str, ...]
 ) -> None:
-    """Record what a study's files are and came from.
+    """Record every file of a study, its checksum and its origin.
 
     Each RULE=PATH is a file that a rule of the workflow made; those in the folder of --output are results. The manifest
     written holds their sha256 and rule, the pinned inputs with source and revision, a digest of each stage's code and
