@@ -28,8 +28,9 @@ import atexit, os, sys
 
 def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
-        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
-        stage = " ".join(sys.argv[1 : 3 if sys.argv[1] in ("figure", "table") else 2])
+        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"}
+        words = sys.argv[3:] if sys.argv[1] == "--code" else sys.argv[1:]
+        stage = " ".join(words[: 2 if words[0] in ("figure", "table") else 1])
         with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
@@ -167,7 +168,7 @@ class Project:
             env=self.environment,
             text=True,
             capture_output=True,
-            timeout=1500,
+            timeout=3600,
         )
         output = done.stdout + done.stderr
         assert done.returncode == status, output

@@ -17,7 +17,8 @@ import click
 @click.option(
     "--location",
     required=True,
-    help="bundled: a folder below the working directory; hub: owner/name of a model repository; local: a folder.",
+    help="bundled: a folder below the working directory, or else below the repository; hub: owner/name of a model "
+    "repository; local: a folder.",
 )
 @click.option("--revision", default=None, metavar="HEX", help="hub only, and required there: the 40-digit commit.")
 @click.option("--path", required=True, help="Path of the file inside the location.")
