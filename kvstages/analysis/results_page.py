@@ -60,9 +60,11 @@ def readme_block(record: Mapping[str, Any]) -> str:
     found = record["machines"][record["first"]]
     windows = found["windows"]
     lines = [
-        f"These are from the study `demo` on one machine ({record['first']}): {windows['blocks']} held-out blocks of "
-        f"{windows['documents']} texts. [All results](docs/results.md) have their intervals, and what other machines "
-        "measured. *Less KL* is against the published recipe at the same bytes.",
+        f"From `demo` on one machine ({record['first']}), {windows['blocks']} held-out blocks of "
+        f"{windows['documents']} "
+        "texts. *Less KL* is against the published recipe at the same bytes. [Results](docs/results.md) have "
+        "intervals and "
+        "other machines.",
         "",
     ]
     findings = [
@@ -80,10 +82,10 @@ def _finding_scores(found: Mapping[str, Any]) -> str:
     own, bf16 = found["scores"]["measured-float32"], found["scores"]["measured-bfloat16"]
     return (
         "**Scores must rise above the arithmetic.** In FP32 the median INT4 score is "
-        f"{own['int4']['median_ratio_to_int8']:.0f} times the INT8 one; rounding theory says 329. In BF16 it is "
-        f"{bf16['int4']['median_ratio_to_int8']:.1f}, and {bf16['int8']['below_floor']} of {bf16['int8']['heads']} "
-        "INT8 "
-        "scores are below the noise floor."
+        f"{own['int4']['median_ratio_to_int8']:.0f} times the INT8 one (theory: 329). In BF16 it is "
+        f"{bf16['int4']['median_ratio_to_int8']:.1f} times, and {bf16['int8']['below_floor']} of "
+        f"{bf16['int8']['heads']} "
+        "INT8 scores are below the noise floor."
     )
 
 
@@ -91,20 +93,16 @@ def _finding_equal_bytes(found: Mapping[str, Any]) -> str:
     first, last = found["comparison"][0], found["comparison"][-1]
     exact, uniform = first["policies"]["exact"], _uniform_within(first)
     own, other, _, excess = (_percent(exact[dtype][measure][0]) for dtype, measure, _ in MEASURED)
-    said = (
-        f"**FP32 scores beat the published recipe's most where INT8 would do.** At {first['bytes']:,} bytes they "
-        f"give {own} "
-        f"less KL in FP32 arithmetic, {other} less in BF16, and {excess} less of what quantization adds to the "
-        "distance "
-        "from the FP32 model. "
-    )
+    small = ""
     if uniform:
-        said += (
-            f"But uniform {uniform[0].upper()}, in fewer bytes, already has "
-            f"{_percent(uniform[1]['float32']['kl_reduction'][0])} less in FP32. "
-        )
+        value = uniform[1]["float32"]["kl_reduction"][0]
+        small = f" Uniform {uniform[0].upper()}, in fewer bytes, has {_percent(value)} less."
     value = last["policies"]["exact"]["float32"]["kl_reduction"][0]
-    return f"{said}At {last['bytes']:,} bytes, where nearly all is INT4, it is {_percent(value)}."
+    return (
+        f"**FP32 scores.** At {first['bytes']:,} bytes they give {own} less KL in FP32, {other} in BF16, and "
+        f"{excess} less of "
+        f"what quantization adds to the FP32 model.{small} At {last['bytes']:,} bytes: {_percent(value)}."
+    )
 
 
 def _finding_split(found: Mapping[str, Any]) -> str:
@@ -114,16 +112,12 @@ def _finding_split(found: Mapping[str, Any]) -> str:
     own, other = (
         _and([_percent(entry[dtype]["kl_reduction"][0]) for entry in entries]) for dtype in ("float32", "bfloat16")
     )
-    sizes = _and([f"{each['bytes']:,}" for each in found["comparison"]])
-    return f"**Keys and values apart** give {own} less KL in FP32, and {other} in BF16, at {sizes} bytes."
+    return f"**Keys and values apart** give {own} less KL in FP32, {other} in BF16."
 
 
 def _finding_proxy(found: Mapping[str, Any]) -> str:
     random = [row["rank_correlation"] for row in found["proxy"]["random_by_budget"]]
-    return (
-        "**The proxy orders policies of different sizes well, and those of equal bytes less so**: among random ones of "
-        f"equal bytes its rank correlation with the joint KL is {min(random):.2f} to {max(random):.2f}."
-    )
+    return f"**The proxy** ranks random policies of equal bytes with a correlation of {min(random):.2f} to {max(random):.2f}."
 
 
 def put_block(text: str, block: str, name: str) -> str:
