@@ -218,6 +218,8 @@ use rule evaluate_policy_set as evaluate_policy_set_in with:
         "results/{study}/comparison/{budget}/{dtype}/joint.csv",
     log:
         "logs/evaluate_policy_set_in/{study}/{budget}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_set_in/{study}/{budget}/{dtype}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         # Random policies are there for their spread, which the study's own arithmetic shows.
@@ -268,6 +270,8 @@ use rule evaluate_frontier as evaluate_frontier_in with:
         "results/{study}/frontier/{dtype}/joint.csv",
     log:
         "logs/evaluate_frontier_in/{study}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_frontier_in/{study}/{dtype}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         # Below INT4 rounding of either arithmetic no longer counts beside the quantizer.

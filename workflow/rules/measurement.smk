@@ -80,6 +80,8 @@ use rule compute_reference as compute_exact_reference with:
         "results/{study}/reference/exact-cache/{window}.safetensors",
     log:
         "logs/compute_exact_reference/{study}/{window}.log",
+    benchmark:
+        "benchmarks/compute_exact_reference/{study}/{window}.tsv"
     params:
         execution=STUDIES.ask("exact_cache_arguments"),
         code=stage_digest("reference"),
