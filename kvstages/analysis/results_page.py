@@ -118,7 +118,7 @@ def _finding_split(found: Mapping[str, Any]) -> str:
 def _finding_proxy(found: Mapping[str, Any]) -> str:
     random = [row["rank_correlation"] for row in found["proxy"]["random_by_budget"]]
     low, high = min(random), max(random)
-    return f"**The proxy** ranks random policies of equal bytes at correlations of {low:.2f} to {high:.2f}."
+    return f"**The proxy** ranks random policies of equal bytes with a correlation of {low:.2f} to {high:.2f}."
 
 
 def put_block(text: str, block: str, name: str) -> str:

@@ -15,7 +15,7 @@ from published_study import table_arguments, write_study
 from kvstages.analysis.findings import add_machine, read_findings
 from kvstages.analysis.results_page import END, START, page, put_block, readme_block
 from kvstages.cli import main
-from kvstages.files.atomic import write_json, write_table
+from kvstages.files.atomic import write_bytes, write_json, write_table
 from kvstages.files.read import read_json
 
 TABLES = ["equal-bytes", "frontier", "results", "adaptation", "gradients", "prediction", "proxy-joint"]
@@ -51,6 +51,7 @@ def study(tmp_path_factory) -> Path:
     write_table(folder / "windows.csv", pd.DataFrame(rows, columns=["window", "block", "document", "start"]))
     environment = {"processor": "A processor", "packages": {"torch": "2.0"}, "devices": ["cpu"]}
     settings = {"adaptation": {"policy": "greedy-0.01"}}
+    write_bytes(folder / "figures" / "storage-kl.png", b"a picture")
     write_json(folder / "manifest.json", {"environment": environment, "configuration": {"study": settings}})
     return folder
 
@@ -110,6 +111,7 @@ def test_the_command_writes_page_readme_and_record(study, tmp_path, monkeypatch)
     assert run("findings", study, "--machine", "M") == (0, "")
     record = read_json(Path("docs/findings.json"))
     assert list(record["machines"]) == ["M"]
+    assert Path("docs/storage-kl.png").read_bytes() == b"a picture"
     readme, results = Path("README.md").read_text(), Path("docs/results.md").read_text()
     assert readme.startswith("# Title\n") and readme.endswith("\nThe rest.\n") and "old" not in readme
     assert (results, readme.count(START)) == (page(record), 1)
