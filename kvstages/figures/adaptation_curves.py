@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
@@ -14,6 +15,14 @@ from kvstages.files.read import read_columns
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=7,
+    title="Adaptation, training curves",
+    inputs={
+        "curves": Input("curve_files", "ARM/seed-SEED/curve.csv", several=True),
+    },
+)
 
 
 def numbers(curves: Sequence[Path]) -> pd.DataFrame:
@@ -31,7 +40,7 @@ def numbers(curves: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Two panels over the steps; line and shade tell the arm, the marker tells the seed."""
+    """Two panels over the steps; a line and shade for each arm, a marker for each seed."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -45,7 +54,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for axes, values in ((upper, part["cross_entropy"]), (lower, scale.place(part["kl"]))):
             axes.plot(part["step"], values, **look, lw=1.1, markersize=4, markevery=(start % every, every))
     upper.set_ylabel("cross entropy (nats per token)")
-    lower.set_ylabel("KL to the reference (nats)")
+    lower.set_ylabel("KL(student || original) (nats)")
     lower.set_xlabel("training step")
     lower.xaxis.get_major_locator().set_params(integer=True)
     handles = [

@@ -1,4 +1,4 @@
-"""KL by position in the block: does the divergence grow as the quantized past grows?"""
+"""KL by position in the block: it shows whether the KL grows with the quantized past."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.policies import coinciding
 from kvstages.figures.style import legend_columns, line_style
 from kvstages.figures.zero_strip import ZeroStrip
@@ -15,6 +16,15 @@ from kvstages.policies.names import policy_order
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=5,
+    title="KL by position",
+    inputs={
+        "evaluations": Input("evaluation_files", "EVALUATION.json", several=True),
+    },
+    beside=("position_files",),
+)
 
 
 def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
@@ -33,7 +43,7 @@ def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A line for each policy, or for policies that coincide; KL of 0 lies in the grey strip."""
+    """A line for each policy, or for policies that coincide; a KL of 0 is in the grey strip."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.8, 4.1), layout="constrained")

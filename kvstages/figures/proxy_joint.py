@@ -1,4 +1,4 @@
-"""The proxy against the joint KL of every policy measured, and the ratio of the two: where do scores add up?"""
+"""The proxy against the joint KL of every measured policy, and their ratio: they show where scores add up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.additivity import additivity
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import RANDOM, UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import line_style
@@ -15,6 +16,14 @@ from kvstages.policies.names import ALLOCATORS
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=12,
+    title="Proxy against joint KL",
+    inputs={
+        "tables": Input("joint_files", "joint.csv", several=True),
+    },
+)
 
 # Random policies are many: small and below all others. All are marks without lines.
 LOOKS = {
@@ -33,7 +42,7 @@ def numbers(tables: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A column for each source of scores: joint KL over proxy above, their ratio below; marks tell the allocators."""
+    """A column for each source of scores: joint KL over proxy above, their ratio below; a mark for each allocator."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

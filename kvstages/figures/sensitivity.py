@@ -1,6 +1,6 @@
 """Heat maps of the single-head sensitivities, layer x head, one map for each part and precision.
 
-A score below its floor is marked: moving each value to its neighbour changes the output more than that.
+A corner marks a score below its floor: moving each value to its neighbour changes the output more.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.labels import PART_SUFFIXES
 from kvstages.cache.precision_grid import PARTS
 from kvstages.figures.shades import ink
 from kvstages.files.read import read_columns
@@ -18,15 +20,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PART_NAMES = {"kv": "", "k": ", keys", "v": ", values"}
+FIGURE = Entry(
+    number=1,
+    title="Sensitivity of each head",
+    inputs={
+        "sensitivity": Input("own_score_files", "SENSITIVITY.csv"),
+    },
+)
+
 MARK = "#d1590b"
 # A triangle in the upper left of a cell, to the right and up from its corner.
 CORNER = [(0, 0), (0.26, 0), (0, -0.42)]
 
 
 def numbers(sensitivity: Path) -> pd.DataFrame:
-    """Scores and floors (nats) of each head and precision of a sensitivity table; of keys and values together where
-    it has them, else of both apart. ValueError where the grid has holes.
+    """Scores and floors (nats) of each head and precision of a sensitivity table.
+
+    They are of keys and values together where the table has these, else of both apart. ValueError where the grid has
+    holes.
     """
     table = read_columns(
         sensitivity, ["layer", "head", "mean_kl", "below_floor"], ["source", "part", "precision"], ["floor_kl"]
@@ -67,7 +78,7 @@ def draw(table: pd.DataFrame) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (precision, part) in zip(panels, maps, strict=False):
         own = table[(table["precision"] == precision) & (table["part"] == part)]
-        _map(axes, own, precision.upper() + PART_NAMES[part], _scale(table.loc[table["precision"] == precision]))
+        _map(axes, own, precision.upper() + PART_SUFFIXES[part], _scale(table.loc[table["precision"] == precision]))
     for axes in panels:
         axes.set_visible(False)
     _legend(figure, table)
@@ -75,7 +86,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _scale(table: pd.DataFrame) -> tuple[float, float]:
-    """Smallest and largest positive score of a precision, a decade apart at least where they are the same."""
+    """Smallest and largest positive score of a precision; a decade apart where they are equal."""
     positive = table.loc[table["mean_kl"] > 0, "mean_kl"]
     low, high = (positive.min(), positive.max()) if len(positive) else (1e-3, 1e-2)
     return low, high if high > low else low * 10
@@ -127,7 +138,7 @@ def _grid(table: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def _legend(figure: Figure, table: pd.DataFrame) -> None:
-    """What the corners mean, or that there is none; nothing where no floor was measured."""
+    """The legend of the corners, or a line that says that there is none; nothing where no floor was measured."""
     from matplotlib.lines import Line2D
     from matplotlib.path import Path as Path2D
 

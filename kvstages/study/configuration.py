@@ -1,4 +1,4 @@
-"""Checks of a whole configuration, in plain Python: what a schema cannot say, and every error in one line.
+"""Checks of a whole configuration, in plain Python, because a schema cannot give each error in one line.
 
 ``config/config.yaml`` holds what all studies share (``check_shared``), ``config/studies/STUDY.yaml`` one study
 (``load_study``, ``check_study``). config/README.md explains the keys. Imports neither torch nor snakemake, so that the
@@ -11,6 +11,7 @@ form, so 0.10 in the file gives ``greedy-0.1`` and 1e-3 gives ``greedy-0.001``.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -21,12 +22,12 @@ from typing import Any
 
 import yaml
 
-from kvstages.analysis.published import published_folder
+from kvstages.analysis.published import SHIPPED, published_folder
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.policies.budgets import BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET
-from kvstages.study.artifacts import SOURCES, check_artifact
+from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
+from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
@@ -37,7 +38,8 @@ EXECUTIONS = ("one-pass", "token-by-token")
 SENSITIVITIES = ("measured", "gradients")
 DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
-FILES = ("checkpoint", "vocabulary", "merges", "shard")
+FILES = ("checkpoint", "shard")
+ARMS = ("noise", "control")
 # Noise of more bits than a cache's widest code would be none.
 NOISE_BITS = range(2, 9)
 # Importing torch alone takes about 220 MB.
@@ -99,8 +101,18 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             {"published": published, "comparison": comparison},
         )
         check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
+        check_adapted_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
+
+
+def check_adapted_policy(study: Mapping[str, Any]) -> None:
+    """ValueError unless the policy that adapted models are evaluated with is one of the study's."""
+    allocated = [policy_name(*pair) for pair in itertools.product(study["allocators"], study["budgets"])]
+    names = ["bf16", *study["precisions"], *allocated]
+    policy = study["adaptation"]["policy"]
+    if policy not in names:
+        raise ValueError(f"adaptation.policy: {policy}, expected one of the study's policies: {', '.join(names)}")
 
 
 def study_file(name: str) -> str:
@@ -180,7 +192,7 @@ def kind(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it, cut short; nobody reads more, and Python writes no number of thousands of digits."""
+    """A value as Python writes it, cut short; Python refuses to write a number of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
         return "a number of more than 60 digits"
     text = repr(value)
@@ -271,7 +283,7 @@ def studies(where: str, value: Any) -> None:
 
 
 def artifacts(where: str, value: Any) -> None:
-    """Where the four pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
+    """Where the two pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
 
     def file(where: str, value: Any) -> None:
         keys(value, where, {"path": text, "sha256": digits(64)})
@@ -330,10 +342,11 @@ def allocators(where: str, value: Any) -> None:
 
 
 def published(where: str, value: Any) -> None:
-    """Published figures that are there."""
+    """Published figures that are there: those that ship with the project, or a folder below the working directory."""
     text(where, value)
     try:
-        published_folder(value)
+        if published_folder(value).parent != SHIPPED:
+            check_inside("folder", value)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -394,10 +407,14 @@ def adaptation(where: str, value: Any) -> None:
         if value is not None:
             raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
 
+    def policy(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(POLICY, value):
+            raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
+
     def arms(where: str, value: Any) -> None:
         known = {
-            "noise": lambda where, value: keys(value, where, {"noise_bits": noise}),
-            "control": lambda where, value: keys(value, where, {"noise_bits": no_noise}),
+            arm: lambda where, value, bits=bits: keys(value, where, {"noise_bits": bits})
+            for arm, bits in zip(ARMS, (noise, no_noise), strict=True)
         }
         keys(value, where, {}, known)
         if not value:
@@ -413,6 +430,7 @@ def adaptation(where: str, value: Any) -> None:
             "weight_decay": number(positive=False),
             "clip": number(positive=True),
             "beta": number(positive=False),
+            "policy": policy,
             "seeds": lambda where, value: each(where, value, seed, "seeds"),
             "arms": arms,
         },

@@ -1,4 +1,4 @@
-"""The table ``divergence``: how far each policy is from the reference, as complete as llama.cpp's report of the KL."""
+"""Divergence of each policy from the reference, as complete as llama.cpp's report of the KL."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
 from kvstages.stats.summary import PERCENTILES, SPREAD
@@ -15,19 +16,27 @@ from kvstages.tables.page import Column, Section, count, decimal, divergence, pa
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=4,
+    title="Divergence in full",
+    inputs={
+        "evaluations": Input("evaluation_files", "EVALUATION.json", several=True),
+    },
+)
+
 NOTES = [
-    "p is the policy's distribution of the next token, q the reference's. KL in nats, over all positions; nothing "
-    "quantized is seen at position 0 of a block, so it measures 0 there.",
+    "KL is in nats, over all positions. Position 0 of a block sees nothing quantized, so its KL is 0. llama.cpp and "
+    "ModelOpt report KL(reference || policy).",
     "Δp is the probability of the true next token under the policy minus that under the reference: a probability "
     "between −1 and 1, not per cent. Δp and perplexities are over the positions that have a next token.",
-    "In brackets: 95 % interval, bootstrap over blocks; what compares policy and reference is paired over the same "
-    "blocks. ±: one standard error over blocks; of perplexities and of the RMS by the delta method. "
-    "99.9 % to 0.1 %: percentiles.",
+    "Brackets hold the 95 % interval (bootstrap over blocks); comparisons of policy and reference are paired over the "
+    "same blocks. ± is one standard error over blocks, for perplexities and the RMS by the delta method. "
+    "99.9 % to 0.1 % are percentiles.",
     "A KL of 10⁻¹⁵ or less is rounding in FP64, and may be negative.",
 ]
 
 
-def divergence_table(evaluations: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(evaluations: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """(table, page): one row a policy, from each evaluation.json; bf16, int8, int4, then by budget."""
     import pandas as pd
 
@@ -53,7 +62,7 @@ def divergence_table(evaluations: Sequence[Path], study: str | None = None) -> t
         Section(
             f"{direction} (nats)", [policy, *_with_error("mean", f"mean_{name}", divergence), *_spread(name)], table
         )
-        for direction, name in (("D(p ‖ q), policy from reference", "kl"), ("D(q ‖ p), the reverse", "reverse_kl"))
+        for direction, name in (("KL(policy || reference)", "kl"), ("KL(reference || policy)", "reverse_kl"))
     ]
     sections += [
         Section("Perplexity", [policy, *perplexity], table),

@@ -1,4 +1,4 @@
-"""What every recipe of allocation gets out of the same bytes, against the published one."""
+"""Every recipe at the same bytes, against the published one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.equal_bytes import equal_bytes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, read_joint
 from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
@@ -14,11 +15,20 @@ from kvstages.tables.page import Column, Section, count, decimal, divergence, fa
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=5,
+    title="Recipes at equal bytes",
+    inputs={
+        "comparisons": Input("comparison_files", "BUDGET/joint.csv", several=True),
+    },
+    beside=("comparison_set_files",),
+)
+
 NOTES = [
     "Less KL and the change of agreement are paired: both policies are measured on the same blocks, and these are "
-    "resampled for both together. Where the interval holds 0, the data do not tell the two apart.",
-    "McNemar's p: the exact two-sided test of whether the recipe and the published one agree equally often, over "
-    "positions as if these were independent; the interval, over blocks, is the safer one.",
+    "resampled for both together. Where the interval holds 0, the data do not show a difference.",
+    "McNemar's p is that of the exact two-sided test that the recipe and the published one agree equally often. It "
+    "takes positions as independent; the interval over blocks is safer.",
     "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the "
     "published recipe at the same budget; below 0 is more KL.",
     "Equal bytes: each budget is the KL budget of the published recipe, in nats of its proxy. Every other recipe takes "
@@ -29,7 +39,7 @@ NOTES = [
 ]
 
 
-def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """One row for each budget and recipe of the comparisons' joint.csv; see ``equal_bytes.equal_bytes``."""
     table = equal_bytes(comparisons)
     columns = [

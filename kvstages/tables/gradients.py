@@ -5,29 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.gradient_accuracy import accuracy
+from kvstages.analysis.labels import PART_LABELS
 from kvstages.tables.notes import page_title
 from kvstages.tables.page import Column, Section, count, decimal, page, percent
-from kvstages.tables.sensitivity_summary import PARTS_SAID
 
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=8,
+    title="Scores from gradients",
+    inputs={
+        "measured": Input("own_measured_score_files", "MEASURED.csv"),
+        "projections": Input("projection_files", "FILE", "Projections of the stage gradients."),
+    },
+)
+
 NOTES = [
-    "Rank correlation: Spearman's, of estimated and measured scores over the units (heads, or their keys or values) "
-    "whose measured score is above its floor. Ratio: estimated / measured, its quantiles over the units.",
-    "Fewer probes: the probes that there are in disjoint groups; the rank correlation is the mean over the groups, "
-    "quantiles are over units and groups.",
-    "Error of the probes: standard error of a score on the same text, relative to it, median over the units. It falls "
-    "with the square root of the probes; a ratio that stays away from 1 with many probes says that the change is too "
-    "large for the second order.",
+    "The rank correlation is Spearman's, of estimated and measured scores over the units (heads, or their keys or "
+    "values) whose measured score is above its floor. The ratio is estimated / measured; quantiles are over the units.",
+    "Rows with fewer probes take the same probes in disjoint groups: the rank correlation is the mean over the groups, "
+    "and quantiles are over units and groups.",
+    "The error of the probes is the standard error of a score on the same text, relative to it, median over the units. "
+    "It falls with the square root of the probes. A ratio that stays away from 1 with many probes says that the change "
+    "is too large for the second order.",
 ]
 
 
-def gradients_table(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
-    """Rows by part, precision and number of probes; the page tells those of all probes first."""
+def make(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
+    """Rows by part, precision and number of probes; the page has those of all probes first."""
     table = accuracy(measured, projections)
-    shown = table.assign(part=table["part"].map(PARTS_SAID))
+    shown = table.assign(part=table["part"].map(PART_LABELS))
     names = [Column("of a head", "part", str), Column("precision", "precision", str)]
     figures = [
         Column("rank correlation", "rank_correlation", decimal(3)),

@@ -1,4 +1,4 @@
-"""Whether interactions improve on adding up scores: predictions of joint KL against what was measured."""
+"""Predictions of joint KL against measured ones: plain sums of scores, and sums with interactions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.prediction import PREDICTORS, summarise
 from kvstages.tables.notes import PROXY_NOTE, page_title
 from kvstages.tables.page import Column, Section, count, decimal, page
@@ -13,11 +14,22 @@ from kvstages.tables.page import Column, Section, count, decimal, page
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=9,
+    title="Predicted and measured joint KL",
+    inputs={
+        "predictions": Input("prediction_files", "predictions.csv"),
+        "held_out": Input(
+            "predicted_joint_files", "joint.csv", "joint.csv of the same policies on the held-out window.", several=True
+        ),
+    },
+)
+
 NOTES = [
     "Every prediction is made on the calibration window: from the measured scores of single units, from gradients with "
     "the units added up, or from gradients with all interactions of units (to second order).",
     "Rank correlation: Spearman's, of prediction and joint KL over the policies. Ratio: joint KL / prediction, its "
-    "quantiles over the policies. In brackets: 95 % interval, bootstrap over blocks; on the calibration window "
+    "quantiles over the policies. Brackets hold the 95 % interval (bootstrap over blocks); on the calibration window "
     "prediction and joint KL are drawn together.",
     "Below 1e-4 nats the joint KL is mostly that of BF16 roundings of keys and values that a joint run in FP32 flips; "
     "no score and no gradient counts them.",
@@ -26,7 +38,7 @@ NOTES = [
 ]
 
 
-def prediction_table(predictions: Path, held_out: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(predictions: Path, held_out: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """Rows by window, set of policies and prediction."""
     table = summarise(predictions, held_out)
     columns = [

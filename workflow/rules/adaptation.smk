@@ -20,12 +20,13 @@ rule adapt_model:
     resources:
         gpu=GPUS,
     params:
-        training=training_arguments,
-        code=code("adapt"),
+        training=STUDIES.ask("training_arguments", wildcards="arm seed"),
+        code=stage_digest("adapt"),
+        packages=stage_packages("adapt"),
     message:
         "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
-        "python -m kvstages adapt --model {input.model} --windows {input.windows}"
+        "kvstages --code {params.code} adapt --model {input.model} --windows {input.windows}"
         " {params.training} --output {output.model} --curve {output.curve} 2> {log}"
 
 
@@ -44,11 +45,12 @@ rule evaluate_adapted:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the model adapted with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
-        "python -m kvstages evaluate --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
         " --policy {input.policy} --reference {input.reference} {params.execution}"
         " --output {output.evaluation} --positions {output.positions} 2> {log}"

@@ -1,0 +1,400 @@
+"""Every figure: what it writes, that its CSV is what the inputs hold and all that is drawn, and its errors."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
+from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
+
+from kvstages.analysis.published import published_sensitivities, published_validation
+from kvstages.cli import main
+from kvstages.figures import (
+    adaptation,
+    adaptation_curves,
+    allocation,
+    equal_bytes,
+    floor,
+    frontier,
+    gradients,
+    greedy_path,
+    kl_by_position,
+    kl_distribution,
+    proxy_joint,
+    sensitivity,
+    storage_kl,
+)
+from kvstages.figures.policies import policies_label
+from kvstages.figures.style import style, write_figure
+from kvstages.files.atomic import write_table
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
+
+DRAW = {
+    "sensitivity": sensitivity.draw,
+    "allocation": allocation.draw,
+    "greedy-path": greedy_path.draw,
+    "storage-kl": storage_kl.draw,
+    "kl-by-position": kl_by_position.draw,
+    "kl-distribution": kl_distribution.draw,
+    "adaptation-curves": adaptation_curves.draw,
+    "adaptation": adaptation.draw,
+    "floor": floor.draw,
+    "equal-bytes": equal_bytes.draw,
+    "frontier": frontier.draw,
+    "proxy-joint": proxy_joint.draw,
+    "gradients": gradients.draw,
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+def draw(name: str, study: Path, output: Path) -> pd.DataFrame:
+    result = CliRunner().invoke(main, ["figure", name, *figure_arguments(name, study), "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    return pd.read_csv(output.with_suffix(".csv"))
+
+
+@pytest.fixture(scope="module")
+def drawn(study, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    return {name: (folder / f"{name}.svg", draw(name, study, folder / f"{name}.svg")) for name in DRAW}
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_same_bytes_again_and_from_the_csv_alone(name, drawn, tmp_path):
+    path, table = drawn[name]
+    types = {"seed": "Int64"} if name == "adaptation" else {}
+    write_figure(tmp_path / "again.svg", table.astype(types), DRAW[name])
+    for suffix in (".svg", ".png", ".csv"):
+        assert (tmp_path / f"again{suffix}").read_bytes() == path.with_suffix(suffix).read_bytes(), suffix
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_no_date_and_no_version_inside(name, drawn):
+    path, _ = drawn[name]
+    svg = path.read_text()
+    assert svg.startswith("<?xml")
+    assert not re.search(r"<dc:date>|Matplotlib v", svg)
+    png = path.with_suffix(".png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert b"tEXt" not in png
+    assert b"tIME" not in png
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_small_study_with_one_budget(name, tmp_path):
+    small = write_study(tmp_path / "small", layers=2, heads=2, budgets=("0.01",))
+    draw(name, small, tmp_path / f"{name}.svg")
+    assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_sensitivity_numbers(drawn):
+    _, table = drawn["sensitivity"]
+    for precision, grid in published_sensitivities(PUBLISHED).items():
+        part = table[table["precision"] == precision].sort_values(["layer", "head"])
+        assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
+
+
+def test_sensitivity_marks_scores_below_their_floor(drawn):
+    _, table = drawn["sensitivity"]
+    assert table["below_floor"].tolist() == (table["mean_kl"] < FLOOR).astype(int).tolist()
+    with style():
+        figure = sensitivity.draw(table)
+    corners = [len(axes.patches) for axes in figure.axes if axes.get_title(loc="left")]
+    assert corners == [38, 11]
+    assert figure.legends[0].texts[0].get_text().startswith("below its floor: 49 of 192 scores")
+
+
+@pytest.mark.parametrize(("floor", "said"), [(0.0, "none of 96 scores lies below its floor"), (None, None)])
+def test_sensitivity_without_scores_below_the_floor(floor, said, tmp_path):
+    write_table(tmp_path / "s.csv", sensitivity_table(heads=4, floor=floor))
+    with style():
+        figure = sensitivity.draw(sensitivity.numbers(tmp_path / "s.csv"))
+    assert [legend.texts[0].get_text() for legend in figure.legends] == ([said] if said else [])
+    assert not any(axes.patches for axes in figure.axes if axes.get_title(loc="left"))
+
+
+def test_sensitivity_of_keys_and_values_apart_unless_both_are_known_together(tmp_path):
+    write_table(tmp_path / "s.csv", sensitivity_table(parts=("k", "v"), precisions=("int8", "int4", "int3", "int2")))
+    with style():
+        figure = sensitivity.draw(sensitivity.numbers(tmp_path / "s.csv"))
+    titles = [title.split(" (")[0] for axes in figure.axes if (title := axes.get_title(loc="left"))]
+    assert titles == [f"INT{bits}, {side}" for bits in (8, 4, 3, 2) for side in ("keys", "values")]
+    write_table(tmp_path / "all.csv", sensitivity_table(parts=("kv", "k", "v")))
+    assert set(sensitivity.numbers(tmp_path / "all.csv")["part"]) == {"kv"}
+
+
+def test_allocation_draws_coinciding_policies_once(drawn):
+    _, table = drawn["allocation"]
+    own = table[table["policy"] == "greedy-0.01"]
+    for side in ("keys", "values"):
+        assert own[side].value_counts().to_dict() == {"int4": 70, "int8": 19, "bf16": 7}
+    with style():
+        titles = [axes.get_title(loc="left") for axes in allocation.draw(table).axes if axes.get_visible()]
+    titles = [title.replace("\xa0", " ") for title in titles]
+    assert titles == ["greedy 0.01\n7 BF16, 19 INT8, 70 INT4", "greedy 0.05, 0.1, 0.25, 0.5\n96 INT4"]
+
+
+def test_allocation_shows_keys_and_values_where_they_differ(tmp_path):
+    path = split_policy_file(tmp_path / "policy.json")
+    table = allocation.numbers([path])
+    assert table[["layer", "head", "keys", "values"]].to_numpy().tolist() == [
+        [0, 0, "bf16", "bf16"], [0, 1, "int8", "int3"], [1, 0, "int4", "int2"], [1, 1, "int2", "int2"]
+    ]  # fmt: skip
+    with style():
+        axes = allocation.draw(table).axes[0]
+    words = [(text.get_text(), *text.get_position()) for text in axes.texts]
+    assert words == [
+        ("16", 0.5, 0.5), ("8", 1.25, 0.5), ("3", 1.75, 0.5), ("4", 0.25, 1.5), ("2", 0.75, 1.5), ("2", 1.5, 1.5)
+    ]  # fmt: skip
+    counts = ["keys: 1 BF16, 1 INT8, 1 INT4, 1 INT2", "values: 1 BF16, 1 INT3, 2 INT2"]
+    assert axes.get_title(loc="left").replace("\xa0", " ").split("\n") == ["exact 9000B", *counts]
+
+
+def test_greedy_path_starts_dense_and_ends_at_the_published_proxy(drawn):
+    _, table = drawn["greedy-path"]
+    path = table[table["policy"] == "greedy-0.01"]
+    assert path.iloc[0][["step", "proxy", "total_bytes"]].tolist() == [0, 0.0, 1572864]
+    assert path.iloc[-1]["step"] == 159
+    assert path.iloc[-1]["proxy"] == pytest.approx(0.009985672175389482, rel=1e-12)
+    assert path.iloc[-1]["total_bytes"] == 579840
+
+
+def test_greedy_path_with_a_budget_in_bytes_ends_at_its_line(study, tmp_path):
+    place = tmp_path / "greedy-580000B"
+    place.mkdir()
+    record = json.loads((study / "policies/greedy-0.01/policy.json").read_text())
+    record |= {"policy": place.name, "budget": 580_000, "budget_in": "bytes"}
+    (place / "policy.json").write_text(json.dumps(record))
+    (place / "steps.csv").write_text((study / "policies/greedy-0.01/steps.csv").read_text())
+    table = greedy_path.numbers([place / "policy.json", study / "policies/greedy-0.01/policy.json"])
+    with style():
+        figure = greedy_path.draw(table)
+    (axes, *_) = figure.axes
+    upright = [line for line in axes.lines if np.array_equal(line.get_xdata(), [580_000 / 1024] * 2)]
+    assert len(upright) == 1
+    # Both have the same path, so one line and one label do.
+    assert "end of greedy 580000B, 0.01" in {text.get_text() for text in axes.texts}
+    assert "budget 0.01" in {text.get_text().strip() for text in axes.texts}
+
+
+def test_storage_numbers(drawn):
+    _, table = drawn["storage-kl"]
+    published = published_validation(PUBLISHED)
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    assert dict(zip(table["policy"], table["mean_kl"], strict=True)) == {
+        policy: metrics["mean_kl"] for policy, metrics in published.items()
+    }
+
+
+def test_position_numbers(study, drawn):
+    positions = pd.read_csv(study / "policies/int8/positions.csv")
+    _, by_position = drawn["kl-by-position"]
+    own = by_position[by_position["policy"] == "int8"]
+    at_nine = positions.loc[positions["position"] == 9, "kl"]
+    assert own.loc[own["position"] == 9, "mean_kl"].item() == pytest.approx(at_nine.mean(), rel=1e-12)
+    assert own.loc[own["position"] == 0, "mean_kl"].item() == 0.0
+    _, distribution = drawn["kl-distribution"]
+    for row in distribution[distribution["policy"] == "int8"].itertuples():
+        assert row.share == pytest.approx(np.mean(positions["kl"] >= row.kl)) if row.kl > 0 else row.share > 0.98
+
+
+def test_adaptation_numbers(study, drawn):
+    _, table = drawn["adaptation"]
+    assert table["policy"].drop_duplicates().tolist() == ["greedy-0.01", "bf16"]
+    row = table[(table["arm"] == "noise") & (table["seed"] == 2026) & (table["policy"] == "bf16")].iloc[0]
+    evaluation = json.loads((study / "adaptation/noise/seed-2026/bf16/evaluation.json").read_text())
+    assert row["mean_kl"] == evaluation["mean_kl"]
+    _, curves = drawn["adaptation-curves"]
+    curve = pd.read_csv(study / "adaptation/control/seed-1337/curve.csv")
+    own = curves[(curves["arm"] == "control") & (curves["seed"] == 1337)]
+    assert own["kl"].tolist() == curve["kl"].tolist()
+
+
+def test_floor_numbers(tmp_path):
+    table = sensitivity_table(layers=2, heads=3, parts=("kv", "k"), precisions=("int8", "int2"))
+    write_table(tmp_path / "s.csv", table)
+    write_table(tmp_path / "none.csv", sensitivity_table("measured-bfloat16", 2, 3, floor=None))
+    drawn = floor.numbers([tmp_path / "s.csv", tmp_path / "none.csv"])
+    assert drawn[["source", "part", "level"]].drop_duplicates().to_numpy().tolist() == [
+        *(["measured-float32", p, level] for p in ("kv", "k") for level in ("int8", "int2", "floor", "bf16-step")),
+        *(["measured-bfloat16", "kv", level] for level in ("int8", "int4")),
+    ]  # fmt: skip
+    own = table[(table["part"] == "k") & (table["layer"] == 1) & (table["precision"] == "int2")]["mean_kl"]
+    row = drawn[(drawn["part"] == "k") & (drawn["layer"] == 1) & (drawn["level"] == "int2")].iloc[0]
+    assert row[["median_kl", "lowest_kl", "highest_kl", "heads"]].tolist() == [own.median(), own.min(), own.max(), 3]
+
+
+def test_floor_draws_a_panel_for_each_source_and_part_on_one_scale(tmp_path):
+    write_table(tmp_path / "s.csv", sensitivity_table(layers=3, heads=2, parts=("k", "v"), floor=1e-13))
+    write_table(tmp_path / "t.csv", sensitivity_table("measured-bfloat16", 3, 2, ("k", "v"), floor=1e-5))
+    with style():
+        figure = floor.draw(floor.numbers([tmp_path / "s.csv", tmp_path / "t.csv"]))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [f"measured-{dtype}, {side}" for side in ("keys", "values") for dtype in ("float32", "bfloat16")]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(lines) == {"INT8", "INT4", "floor: neighbouring values", "one BF16 step"}
+    # Below what other figures round off to 0, and still drawn where it is.
+    assert 1e-14 < min(lines["floor: neighbouring values"].get_ydata()) < 1e-12
+
+
+def test_equal_bytes_numbers(study, drawn):
+    _, table = drawn["equal-bytes"]
+    own = table[table["budget"] == 0.01]
+    named, random = own[own["recipe"] != "random"], own[own["recipe"] == "random"]
+    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "by-depth"]
+    assert named["policy"].tolist() == named["recipe"].tolist()
+    assert random["policy"].nunique() == 12 and random["mean_kl"].is_monotonic_increasing
+    rows = pd.read_csv(study / "comparison/0.01/joint.csv")
+    for row in own.itertuples():
+        assert row.mean_kl == pytest.approx(rows[rows["policy"] == row.policy]["mean_kl"].mean())
+
+
+def test_equal_bytes_fills_the_marks_that_differ_from_the_published_recipe(tmp_path):
+    base = np.array([1.0, 2.0, 4.0])
+    policies = [
+        policy_rows("published", base),
+        policy_rows("less", base / 2),
+        policy_rows("same", base * [1.4, 1, 0.8]),
+    ]
+    path = write_set(tmp_path / "0.5", policies)
+    with style():
+        (axes,) = equal_bytes.draw(equal_bytes.numbers([path])).axes
+    marks = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() in ("o", "s")}
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["less", "same", "published"]
+    assert [marks[place].get_markerfacecolor() for place in range(3)] == ["#1b1b1b", "white", "#1b1b1b"]
+    assert [marks[place].get_marker() for place in range(3)] == ["o", "o", "s"]
+    assert [text.get_text() for text in axes.texts] == ["−50 %", "−6 %"]
+    assert axes.get_title(loc="left") == "budget 0.5: 195 KiB"
+
+
+@pytest.mark.parametrize("name", ["equal-bytes", "proxy-joint", "floor"])
+def test_legend_of_a_single_panel_fits_the_figure(name, drawn):
+    _, table = drawn[name]
+    column = {"equal-bytes": "budget", "proxy-joint": "sensitivity", "floor": "source"}[name]
+    with style():
+        figure = DRAW[name](table[table[column] == table[column].iloc[0]])
+        figure.savefig(io.BytesIO())
+        box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_equal_bytes_draws_every_random_policy(drawn):
+    _, table = drawn["equal-bytes"]
+    with style():
+        axes = equal_bytes.draw(table).axes[0]
+    dots = max(axes.lines, key=lambda line: len(line.get_xdata()))
+    random = table[(table["recipe"] == "random") & (table["budget"] == 0.01)]
+    assert dots.get_xdata().tolist() == random["mean_kl"].tolist()
+    assert axes.get_yticklabels()[-1].get_text() == "random (12)"
+
+
+def test_frontier_draws_families_as_lines_and_uniform_policies_by_name(drawn):
+    _, table = drawn["frontier"]
+    assert table["recipe"].drop_duplicates().tolist() == ["uniform", "published", "exact", "exact-split-low"]
+    for _, own in table.groupby("recipe"):
+        assert own["total_bytes"].is_monotonic_decreasing
+    with style():
+        axes = frontier.draw(table).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    exact = table[table["recipe"] == "exact"]
+    assert lines["exact"].get_xdata().tolist() == (exact["total_bytes"] / 1024).tolist()
+    assert lines["exact"].get_ydata()[1:].tolist() == exact["mean_kl"][1:].tolist()
+    assert lines["uniform"].get_linestyle() == "None" and len(lines["uniform"].get_xdata()) == 4
+    assert {text.get_text() for text in axes.texts} == {"BF16", "INT8", "INT4", "INT2"}
+
+
+def test_proxy_joint_numbers(study, drawn):
+    _, table = drawn["proxy-joint"]
+    assert table["sensitivity"].drop_duplicates().tolist() == ["measured-float32", "measured-bfloat16"]
+    assert (table["ratio"] == table["mean_kl"] / table["proxy"]).all()
+    assert set(table["set"]) == {"0.01", "0.04", "frontier"}
+    with style():
+        axes = proxy_joint.draw(table).axes
+    exact = next(line for line in axes[0].lines if line.get_label() == "exact")
+    own = table[(table["allocator"] == "exact") & (table["sensitivity"] == "measured-float32")]
+    assert exact.get_xdata().tolist() == own["proxy"].tolist() and exact.get_ydata().tolist() == own["mean_kl"].tolist()
+    below = next(line for line in axes[2].lines if line.get_label() == "exact")
+    assert below.get_ydata().tolist() == own["ratio"].tolist()
+
+
+def test_arms_are_centred_on_their_ticks_whatever_their_number_of_seeds(drawn):
+    _, table = drawn["adaptation"]
+    with style():
+        axes = adaptation.draw(table.astype({"seed": "Int64"})).axes[0]
+    ticks = dict(zip([label.get_text() for label in axes.get_xticklabels()], axes.get_xticks(), strict=True))
+    places = sorted(x for line in axes.lines if len(x := line.get_xdata()) == 1)
+    noise, control = ticks["arm\nnoise"], ticks["arm\ncontrol"]
+    assert [x.item() for x in map(np.asarray, places)] == pytest.approx(
+        sorted([0, noise - 0.3, noise, noise + 0.3, control])
+    )
+
+
+def test_label_of_coinciding_policies():
+    assert policies_label(["greedy-0.1", "int4", "greedy-0.05"]) == "INT4 = greedy 0.05, 0.1"
+
+
+def failure(*words: object) -> str:
+    result = CliRunner().invoke(main, ["figure", *map(str, words)])
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_missing_column(study, tmp_path):
+    table = pd.read_csv(study / SENSITIVITY).drop(columns="mean_kl")
+    table.to_csv(tmp_path / "broken.csv", index=False)
+    said = failure("sensitivity", tmp_path / "broken.csv", "--output", tmp_path / "s.svg")
+    assert "broken.csv: column 'mean_kl' is missing; found layer, head, part, precision" in said
+    assert not (tmp_path / "s.svg").exists()
+
+
+def test_hole_in_the_grid(study, tmp_path):
+    pd.read_csv(study / SENSITIVITY).iloc[1:].to_csv(tmp_path / "holes.csv", index=False)
+    said = failure("sensitivity", tmp_path / "holes.csv", "--output", tmp_path / "s.svg")
+    assert "holes.csv: int8, part kv, has 95 rows for 95 heads, expected one for each of 12 x 8" in said
+
+
+def test_text_instead_of_a_number(tmp_path):
+    place = tmp_path / "noise" / "seed-1"
+    place.mkdir(parents=True)
+    (place / "curve.csv").write_text("step,cross_entropy,kl\n0,2.5,many\n")
+    said = failure("adaptation-curves", place / "curve.csv", "--output", tmp_path / "c.svg")
+    assert "curve.csv: column 'kl' holds 'many', expected a number" in said
+
+
+def test_missing_files(study, tmp_path):
+    assert "'nowhere.csv' does not exist" in failure("sensitivity", "nowhere.csv", "--output", tmp_path / "s.svg")
+    lonely = tmp_path / "evaluation.json"
+    lonely.write_text((study / "policies/int8/evaluation.json").read_text())
+    assert f"{tmp_path}/positions.csv" in failure("kl-by-position", lonely, "--output", tmp_path / "p.svg")
+
+
+def test_wrong_records(study, tmp_path):
+    broken = tmp_path / "evaluation.json"
+    broken.write_text("{}")
+    assert "evaluation.json: key 'policy' is missing" in failure("storage-kl", broken, "--output", tmp_path / "s.svg")
+    said = failure("greedy-path", study / "policies/int8/policy.json", "--output", tmp_path / "g.svg")
+    assert "policy int8 is uniform, expected a greedy policy" in said
+    said = failure("adaptation-curves", study / SENSITIVITY, "--output", tmp_path / "c.svg")
+    assert "measured-bfloat16.csv: expected a file in a folder ARM/seed-SEED" in said
+
+
+def test_output_has_to_be_svg(study, tmp_path):
+    said = failure("sensitivity", *figure_arguments("sensitivity", study), "--output", tmp_path / "s.pdf")
+    assert "s.pdf: a figure's output ends in .svg" in said
+
+
+def test_empty_table(tmp_path):
+    (tmp_path / "sensitivity.csv").write_text(",".join(SENSITIVITY_COLUMNS) + "\n")
+    said = failure("sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
+    assert "s.svg: there is nothing to draw" in said

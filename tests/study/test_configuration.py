@@ -1,0 +1,282 @@
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstages.study.configuration import check_shared, check_study, load_study, shown
+
+COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
+SHARED = {
+    "studies": ["demo", "gpt2-nano"],
+    "device": "auto",
+    "threads": 1,
+    "memory_mb": 2048,
+    "container": "kvstages.sif",
+}
+STUDY = """\
+title: A study
+layers: 12
+artifacts:
+  source: hub
+  location: ada/nano
+  revision: ee547b4112bce2d2557dd0975038035bab6c86eb
+  files:
+    checkpoint: {path: checkpoints/final.pt, sha256: 9a293ff319e7e11e7c5c553a5e4957a996493311d04b097933c1e2fcb49bf86e}
+    shard: {path: train_000000.bin, sha256: f08410ea036cc56b78ffc3f6edbf94f5a1d469aeb7c708bb56e4ce544623a69e}
+block: 64
+windows:
+  calibration: [0, 512]
+  adaptation: [512, 4096]
+  reserved: [4096, 5120]
+  validation: [8192, 10240]
+execution: one-pass
+compute_dtype: float32
+sensitivity: measured
+probes: 32
+unit: head
+precisions: [int8, int4]
+allocators: [greedy]
+budgets: [0.01, 0.05, 0.1, 0.25, 0.5]
+adaptation:
+  steps: 50
+  batch: 4
+  learning_rate: 1e-6
+  weight_decay: 0.01
+  clip: 1.0
+  beta: 1.0
+  policy: greedy-0.01
+  seeds: [1337, 2026, 9001]
+  arms:
+    noise: {noise_bits: 4}
+    control: {noise_bits: null}
+"""
+GONE = object()
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "demo.yaml"
+    path.write_text(STUDY, encoding="utf-8")
+    return load_study(path)
+
+
+def changed(config, key, value):
+    """A copy with one key (a.b.0) replaced, added or, for GONE, removed."""
+    config = copy.deepcopy(config)
+    *path, last = (int(part) if part.isdigit() else part for part in key.split("."))
+    inner = config
+    for part in path:
+        inner = inner[part]
+    if value is GONE:
+        del inner[last]
+    else:
+        inner[last] = value
+    return config
+
+
+def test_a_right_study(study):
+    check_study("demo", study)
+    check_study("demo", changed(study, "published", "gpt2-nano"))
+    check_study("demo", changed(study, "adaptation.arms.control", GONE))
+    assert study["adaptation"]["learning_rate"] == 1e-6
+
+
+@pytest.mark.parametrize("source", ["local", "bundled"])
+def test_a_right_study_from_a_folder(study, source):
+    folder = changed(changed(study, "artifacts.source", source), "artifacts.revision", GONE)
+    check_study("demo", changed(folder, "artifacts.location", "resources/bundled/sotu-12x8"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        # unknown and missing keys, at every level
+        ("budget", [0.1], "budget: unknown key; did you mean budgets?"),
+        ("colour", 1, "colour: unknown key; expected one of title, layers, artifacts, block,"),
+        ("artifacts.sorce", "hub", "artifacts.sorce: unknown key; did you mean source?"),
+        ("artifacts.files.shards", {}, "artifacts.files.shards: unknown key; did you mean shard?"),
+        ("artifacts.files.shard.sha", "", "artifacts.files.shard.sha: unknown key; did you mean"),
+        ("windows.test", [0, 64], "windows.test: unknown key; expected one of calibration, adaptation,"),
+        ("adaptation.lr", 1.0, "adaptation.lr: unknown key; expected one of steps,"),
+        ("adaptation.arms.nose", {}, "adaptation.arms.nose: unknown key; did you mean noise?"),
+        ("adaptation.arms.noise.bits", 4, "adaptation.arms.noise.bits: unknown key"),
+        ("title", GONE, "title: missing"),
+        ("windows.reserved", GONE, "windows.reserved: missing"),
+        ("artifacts.files.shard", GONE, "artifacts.files.shard: missing"),
+        ("artifacts.revision", GONE, "artifacts.revision: missing"),
+        ("adaptation.arms.noise.noise_bits", GONE, "adaptation.arms.noise.noise_bits: missing"),
+        # wrong types
+        ("title", "", "title: the text '', expected a text"),
+        ("artifacts", None, "artifacts: nothing, expected the keys source, location, files"),
+        ("artifacts.files", [1], "artifacts.files: a list, expected the keys checkpoint,"),
+        ("layers", GONE, "layers: missing"),
+        ("layers", 0, "layers: 0, expected at least 1 (layers of the decoder)"),
+        ("block", 64.0, "block: 64.0, expected a whole number (tokens)"),
+        ("block", True, "block: true or false, expected a whole number (tokens)"),
+        ("block", 1, "block: 1, expected at least 2 (tokens)"),
+        ("windows", [0], "windows: a list, expected the keys calibration,"),
+        ("adaptation", 3, "adaptation: 3, expected the keys steps,"),
+        # artifacts
+        ("artifacts.source", "ftp", "artifacts.source: the text 'ftp', expected one of bundled, hub, local"),
+        (
+            "artifacts.source",
+            "local",
+            "artifacts (checkpoint): revision 'ee547b4112bce2d2557dd0975038035bab6c86eb': only",
+        ),
+        ("artifacts.revision", "main", "artifacts.revision: the text 'main', expected a text of 40 lower-case hex"),
+        ("artifacts.revision", 10**39, f"artifacts.revision: {10**39}, expected a text of 40 lower-case hex"),
+        ("artifacts.location", "nano", "artifacts (checkpoint): location 'nano': expected a hub repository as owner"),
+        ("artifacts.files.shard.sha256", "ab", "artifacts.files.shard.sha256: the text 'ab', expected a text of 64"),
+        ("artifacts.files.shard.path", "../x", "artifacts (shard): path '../x': expected a path inside its folder"),
+        ("artifacts.files.checkpoint.path", "x.bin", "artifacts.files.checkpoint.path: x.bin, expected a .pt or"),
+        (
+            "published",
+            "nano",
+            "published: published figures 'nano': no such folder, and none that ships with the project",
+        ),
+        # windows
+        ("windows.calibration", [0], "windows.calibration: a list, expected [start, end] in token positions"),
+        ("windows.calibration", [-64, 0], "windows.calibration[0]: -64, expected at least 0 (a token position)"),
+        ("windows.calibration", [0, 1.5], "windows.calibration[1]: 1.5, expected a whole number (a token position)"),
+        ("windows.calibration", [0, 0], "window calibration (0 to 0) is empty"),
+        ("windows.calibration", [0, 500], "window calibration (0 to 500) holds 500 tokens, not a multiple of the"),
+        ("windows.adaptation", [448, 4096], "window adaptation (448 to 4096) starts before calibration ends at 512"),
+        ("windows.validation", [0, 64], "window validation (0 to 64) starts before reserved ends at 5120"),
+        # choices
+        ("execution", "fast", "execution: the text 'fast', expected one of one-pass, token-by-token"),
+        ("compute_dtype", "bf16", "compute_dtype: the text 'bf16', expected one of float32, bfloat16, float64"),
+        ("sensitivity", "gradient", "sensitivity: the text 'gradient', expected one of measured, gradients"),
+        ("probes", 0, "probes: 0, expected at least 1 (backward passes of the scores from gradients)"),
+        ("unit", "layer", "unit: the text 'layer', expected one of head, keys-values"),
+        ("precisions", ["int8", "int5"], "precisions[1]: the text 'int5', expected one of int8, int4, int3, int2"),
+        ("precisions", ["int8", "int8"], "precisions[1]: int8 repeats precisions[0]"),
+        ("precisions", ["int4", "int8"], "precisions: int4, int8; expected them from most bits to fewest: int8, int4"),
+        ("allocators", ["best"], "allocators[0]: the text 'best', expected one of greedy, exact, by-layer, by-dep"),
+        ("comparison", {}, "comparison.budgets: missing"),
+        ("comparison", COMPARISON | {"frontier": 1}, "comparison.frontier: 1, expected at least 2 (byte totals"),
+        ("comparison", COMPARISON | {"random": 0}, "comparison.random: 0, expected at least 1 (random policies"),
+        ("comparison", COMPARISON | {"budgets": ["9B"]}, "comparison.budgets[0]: the text '9B' is not a number"),
+        ("precisions", [], "precisions: empty, expected at least one of precisions"),
+        # budgets
+        ("budgets.1", -0.1, "budgets[1]: -0.1 is negative; expected a KL budget of 0 or more, in nats"),
+        ("budgets.0", float("nan"), "budgets[0]: nan is not finite; expected a KL budget of 0 or more, in nats"),
+        ("budgets.0", float("inf"), "budgets[0]: inf is not finite"),
+        ("budgets.0", -0.0, "budgets[0]: -0.0 does not name a folder"),
+        ("budgets.2", "0.1", "budgets[2]: the text '0.1' is not a number; expected a KL budget"),
+        ("budgets.2", True, "budgets[2]: true or false is not a number"),
+        ("budgets.2", None, "budgets[2]: nothing is not a number"),
+        ("budgets.4", 0.10, "budgets[4]: 0.1 repeats budgets[2]"),
+        ("budgets", [1, 0.5, 1.0], "budgets[2]: 1.0 repeats budgets[0]"),
+        ("budgets.0", 10**299, f"budgets[0]: {shown(10**299)} does not name a folder; expected a KL budget"),
+        ("title", "a\nb", "title: the text 'a\\nb' holds a control character or line end, expected one line of text"),
+        ("budgets", [], "budgets: empty, expected at least one of budgets: nats of KL, or bytes such as 400000B"),
+        ("budgets", 0.1, "budgets: 0.1, expected a list of budgets: nats of KL, or bytes such as 400000B"),
+        # adaptation
+        ("adaptation.steps", 0, "adaptation.steps: 0, expected at least 1 (training steps)"),
+        ("adaptation.learning_rate", 0, "adaptation.learning_rate: 0, expected a number above 0"),
+        ("adaptation.learning_rate", "1e-6", "adaptation.learning_rate: the text '1e-6', expected a number above 0"),
+        ("adaptation.policy", 4, "adaptation.policy: 4, expected the name of a policy, such as greedy-0.01 or int8"),
+        (
+            "adaptation.policy",
+            "greedy-7",
+            "adaptation.policy: greedy-7, expected one of the study's policies: bf16, int8, int4, greedy-0.01",
+        ),
+        ("adaptation.beta", -1, "adaptation.beta: -1, expected a number of 0 or more"),
+        ("adaptation.clip", float("nan"), "adaptation.clip: nan, expected a number above 0"),
+        ("adaptation.seeds", [1, 2, 1], "adaptation.seeds[2]: 1 repeats adaptation.seeds[0]"),
+        ("adaptation.seeds", [1.5], "adaptation.seeds[0]: 1.5, expected a whole number (a seed)"),
+        ("adaptation.seeds", [-1], "adaptation.seeds[0]: -1, expected at least 0 (a seed)"),
+        ("adaptation.seeds", [2**64], f"adaptation.seeds[0]: {2**64}, expected less than 2^63 (a seed)"),
+        ("adaptation.arms", {}, "adaptation.arms: empty, expected at least one of noise, control"),
+        ("adaptation.arms.noise.noise_bits", 1, "adaptation.arms.noise.noise_bits: 1, expected at least 2 (bits of"),
+        ("adaptation.arms.noise.noise_bits", None, "adaptation.arms.noise.noise_bits: nothing, expected a whole"),
+        ("adaptation.arms.noise.noise_bits", 9, "adaptation.arms.noise.noise_bits: 9, expected at most 8"),
+        ("adaptation.arms.control.noise_bits", 4, "adaptation.arms.control.noise_bits: 4, expected null: the control"),
+    ],
+)
+def test_a_wrong_study(study, key, value, expected):
+    with pytest.raises(ValueError) as caught:
+        check_study("demo", changed(study, key, value))
+    assert str(caught.value).startswith(f"config/studies/demo.yaml: {expected}")
+    assert "\n" not in str(caught.value)
+
+
+def test_windows_out_of_order(study):
+    windows = dict(reversed(study["windows"].items()))
+    with pytest.raises(ValueError, match=r"window reserved \(4096 to 5120\) starts before validation ends at 10240"):
+        check_study("demo", changed(study, "windows", windows))
+
+
+@pytest.mark.parametrize("name", ["Embedded", "a_b", "a/b", "", "-a", "a.b"])
+def test_study_names(study, name):
+    with pytest.raises(ValueError, match="expected a name of lower-case letters, digits and hyphens"):
+        check_study(name, study)
+
+
+def test_right_shared_keys():
+    check_shared(SHARED)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("device", "gpu", "device: the text 'gpu', expected one of auto, cpu, cuda"),
+        ("threads", 0, "threads: 0, expected at least 1 (a number of CPU threads)"),
+        ("threads", "2", "threads: the text '2', expected a whole number (a number of CPU threads)"),
+        ("memory_mb", 16, "memory_mb: 16, expected at least 256 (megabytes)"),
+        ("memory_mb", GONE, "memory_mb: missing"),
+        ("memory", 1, "memory: unknown key; did you mean memory_mb?"),
+        ("studies", [], "studies: empty, expected at least one of names of files in config/studies"),
+        ("studies", "demo", "studies: the text 'demo', expected a list of names of files in config/studies"),
+        ("studies", ["a", "a"], "studies[1]: a repeats studies[0]"),
+        ("studies", ["A b"], "studies[0]: the text 'A b', expected a name of lower-case letters, digits and hyphens"),
+        ("studies", [1], "studies[0]: 1, expected a name of lower-case letters, digits and hyphens"),
+    ],
+)
+def test_wrong_shared_keys(key, value, expected):
+    with pytest.raises(ValueError) as caught:
+        check_shared(changed(SHARED, key, value))
+    assert str(caught.value) == f"config/config.yaml: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("title: a\nblock: 64\ntitle: b\n", "line 3: key title appears again (first in line 1)"),
+        ("windows:\n  a: [0, 64]\n  a: [64, 128]\n", "line 3: key a appears again (first in line 2)"),
+        ("title: [a\nblock: 64\n", "line 2: "),
+        ("title: 'a\n", "line 2: "),
+        ("a: !!python/object/apply:os.getcwd []\n", "line 1: could not determine a constructor for the tag"),
+        ("- a\n", "holds a list, expected keys and values"),
+        ("", "holds nothing, expected keys and values"),
+        ("[a]: b\n", "line 1: found unhashable key"),
+        ("title: \x00\n", "not a YAML file"),
+    ],
+)
+def test_wrong_yaml(tmp_path, text, expected):
+    path = tmp_path / "demo.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        load_study(path)
+    assert str(caught.value).startswith(f"{path}: {expected}")
+
+
+def test_a_missing_study_names_its_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
+        load_study(tmp_path / "none.yaml")
+
+
+def test_numbers_with_exponents_are_numbers(tmp_path):
+    (tmp_path / "a.yaml").write_text("budgets: [1e-3, 0.10, 2E+1, 1.5e2, 1]\ncommit: 1e2a\n", encoding="utf-8")
+    assert load_study(tmp_path / "a.yaml") == {"budgets": [0.001, 0.1, 20.0, 150.0, 1], "commit": "1e2a"}
+
+
+def test_checking_imports_nothing_heavy():
+    program = (
+        "import sys, kvstages.study.configuration; print({'torch', 'pandas', 'snakemake', 'click'} & set(sys.modules))"
+    )
+    root = Path(__file__).parents[2]
+    arguments = [sys.executable, "-c", program]
+    assert subprocess.run(arguments, cwd=root, capture_output=True, text=True, check=True).stdout == "set()\n"

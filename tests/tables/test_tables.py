@@ -1,0 +1,265 @@
+"""The tables: numbers in full precision in the CSV, footnotes and published columns in the HTML, and errors."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from made_up import sensitivity_table
+from published_study import FLOOR, PUBLISHED, table_arguments, write_study
+
+from kvstages.cli import main
+from kvstages.files.atomic import write_table
+from kvstages.tables.equal_bytes import p_value
+from kvstages.tables.page import count, decimal, divergence, percent
+
+BYTES = "persistent payload plus the scales of one cache of 64 tokens at batch 1; transient reconstruction"
+NOT_FASTER = "Less storage is not a speed-up"
+PROXY = "The proxy is a calibration proxy"
+SETTINGS = "token-by-token execution, computed in bfloat16"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+def make(name: str, study: Path, output: Path, *more: object) -> tuple[pd.DataFrame, str]:
+    words = ["table", name, *table_arguments(name, study), "--output", str(output), *map(str, more)]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return pd.read_csv(output.with_suffix(".csv")), output.read_text()
+
+
+@pytest.mark.parametrize("name", ["results", "divergence", "adaptation", "sensitivity-summary"])
+def test_title_of_the_study(name, study, tmp_path):
+    _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches & more")
+    assert "<title>Speeches &amp; more: " in page
+    assert "<h1>Speeches &amp; more: " in page
+
+
+@pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
+def test_footnotes_and_the_same_bytes_again(name, study, tmp_path):
+    _, page = make(name, study, tmp_path / "table.html")
+    for note in (BYTES, NOT_FASTER, SETTINGS):
+        assert note in page
+    if name != "adaptation":
+        assert PROXY in page
+    assert "published" not in page.split("</style>")[1]
+    again = tmp_path / "again.html"
+    make(name, study, again)
+    assert again.read_bytes() == (tmp_path / "table.html").read_bytes()
+    assert again.with_suffix(".csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
+
+
+def test_results(study, tmp_path):
+    table, page = make("results", study, tmp_path / "results.html", "--published", PUBLISHED)
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    mixed = table.set_index("policy").loc["greedy-0.01"]
+    assert mixed[["tensors_bf16", "tensors_int8", "tensors_int4", "total_bytes"]].tolist() == [14, 38, 140, 579840]
+    assert not {"tensors_int3", "tensors_int2"} & set(table)
+    assert mixed["proxy"] == 0.009985672175389482
+    for name in (
+        "proxy", "mean_kl", "p50_kl", "p95_kl", "p99_kl", "max_kl", "agreement", "cross_entropy", "perplexity",
+        "max_logit_deviation", "first_disagreement_mean", "sequences_with_disagreement", "total_bytes", "compression",
+    ):  # fmt: skip
+        pd.testing.assert_series_equal(table[f"published_{name}"], table[name], check_names=False)
+    assert '<td>579,840</td><td class="published">579,840</td>' in page
+    assert '0.001528<span class="interval">[0.001406, 0.001665]</span>' in page
+    assert "window validation, 32 blocks of 64 tokens, 2,048 positions (2,016 targets of the cross entropy)" in page
+
+
+def test_results_without_a_published_counterpart(study, tmp_path):
+    place = tmp_path / "policies" / "greedy-0.02"
+    place.mkdir(parents=True)
+    for name in ("evaluation.json", "policy.json"):
+        record = json.loads((study / "policies/greedy-0.01" / name).read_text()) | {"policy": "greedy-0.02"}
+        (place / name).write_text(json.dumps(record))
+    words = ["table", "results", place / "evaluation.json", study / "policies/bf16/evaluation.json"]
+    words += ["--output", tmp_path / "r.html", "--published", PUBLISHED]
+    result = CliRunner().invoke(main, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    row = (tmp_path / "r.csv").read_text().splitlines()[2]
+    assert row.startswith("greedy-0.02,14,38,140,0.009985672175389482,,")
+    assert ",579840,,2.7125827814569536," in row
+
+
+def test_divergence(study, tmp_path):
+    table, page = make("divergence", study, tmp_path / "divergence.html")
+    assert table["policy"].tolist()[:4] == ["bf16", "int8", "int4", "greedy-0.01"]
+    rows = table.set_index("policy")
+    record = json.loads((study / "policies/int4/evaluation.json").read_text())
+    for name in ("mean_kl", "p0_1_reverse_kl", "perplexity_ratio_error", "min_delta_p", "agreement_low"):
+        assert rows.loc["int4", name] == record[name]
+    assert rows.loc["bf16", "perplexity_ratio"] == 1
+    for words in (
+        "KL(policy || reference) (nats)", "KL(reference || policy) (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
+        "Δp of the true next token, policy minus reference (probability)", "not per cent", SETTINGS,
+        "Same most likely token (share of positions)", "one standard error over blocks",
+    ):  # fmt: skip
+        assert words in page
+    other = tmp_path / "again.html"
+    make("divergence", study, other)
+    assert other.read_bytes() == (tmp_path / "divergence.html").read_bytes()
+
+
+def test_divergence_of_a_single_block_has_no_errors(study, tmp_path):
+    record = json.loads((study / "policies/int8/evaluation.json").read_text())
+    lonely = {name: None if name.endswith("_error") else value for name, value in record.items()}
+    (tmp_path / "evaluation.json").write_text(json.dumps(lonely))
+    words = ["table", "divergence", str(tmp_path / "evaluation.json"), "--output", str(tmp_path / "d.html")]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert pd.read_csv(tmp_path / "d.csv")["mean_kl_error"].isna().all()
+    assert "<td>–</td>" in (tmp_path / "d.html").read_text()
+    del record["p5_kl"]
+    (tmp_path / "evaluation.json").write_text(json.dumps(record))
+    said = failure("divergence", tmp_path / "evaluation.json", "--output", tmp_path / "d.html")
+    assert "evaluation.json: key 'p5_kl' is missing" in said
+
+
+def test_adaptation(study, tmp_path):
+    table, page = make("adaptation", study, tmp_path / "adaptation.html", "--published", "gpt2-nano")
+    rows = table.set_index(["policy", "arm", "seed"])
+    assert round(rows.loc[("greedy-0.01", "noise", "mean"), "mean_kl"], 6) == 0.001515
+    assert round(rows.loc[("bf16", "noise", "mean"), "mean_kl"], 6) == 0.000189
+    seeds = rows.loc[("bf16", "noise")].loc[["1337", "2026", "9001"], "mean_kl"]
+    assert rows.loc[("bf16", "noise", "standard deviation"), "mean_kl"] == pytest.approx(seeds.std(ddof=1))
+    noise = table[table["arm"] == "noise"]
+    assert noise["published_mean_kl"].tolist() == noise["mean_kl"].tolist()
+    published = [name for name in table if name.startswith("published_")]
+    assert noise["published_perplexity"].tolist() == noise["perplexity"].tolist()
+    assert rows.loc[("bf16", "noise", "1337"), "published_max_logit_deviation"] == 0.21875
+    assert rows.loc[("greedy-0.01", "noise", "1337"), "published_sequences_with_disagreement"] == 21
+    control = table[table["arm"] == "control"]
+    assert control[published].isna().all(axis=None)
+    assert control["seed"].tolist() == ["1337", "1337"]
+    assert "measured against the original model with BF16 caches" in page
+
+
+def test_sensitivity_summary_shows_the_published_weakness(study, tmp_path):
+    table, page = make("sensitivity-summary", study, tmp_path / "s.html", "--published", PUBLISHED)
+    assert table[["source", "part"]].drop_duplicates().to_numpy().tolist() == [["measured-bfloat16", "kv"]]
+    rows = table.set_index("precision")
+    assert rows["below_floor"].tolist() == [38, 11]
+    assert rows["median_floor"].tolist() == [FLOOR] * 2 and rows["median_bf16_step"].tolist() == [2 * FLOOR] * 2
+    assert round(rows.loc["int8", "correlation_with_layer"], 2) == -0.98
+    assert round(rows.loc["int4", "median_ratio_to_int8"], 1) == 1.9
+    assert rows.loc["int4", "theoretical_ratio_to_int8"] == (127 / 7) ** 2
+    assert round(rows.loc["int8", "sum_over_joint"]) == 31
+    assert rows["published_sum"].tolist() == rows["sum"].tolist()
+    assert "−0.98" in page
+
+
+def test_sensitivity_summary_of_two_sources_and_of_parts(study, tmp_path):
+    wide = tmp_path / "measured-float32.csv"
+    write_table(wide, sensitivity_table(parts=("k", "v"), precisions=("int8", "int2"), floor=None))
+    table, page = make("sensitivity-summary", study, tmp_path / "s.html", "--sensitivity", wide)
+    assert table[["source", "part", "precision"]].to_numpy().tolist() == [
+        ["measured-bfloat16", "kv", "int8"], ["measured-bfloat16", "kv", "int4"],
+        ["measured-float32", "k", "int8"], ["measured-float32", "k", "int2"],
+        ["measured-float32", "v", "int8"], ["measured-float32", "v", "int2"],
+    ]  # fmt: skip
+    keys, values = (table[(table["part"] == part) & (table["precision"] == "int8")].iloc[0] for part in "kv")
+    scores = pd.read_csv(wide)
+    own = scores[(scores["part"] == "k") & (scores["precision"] == "int8")]["mean_kl"]
+    assert keys["sum"] == pytest.approx(own.sum(), rel=1e-12) and keys["median"] == pytest.approx(own.median())
+    # No policy quantizes keys alone, and none was measured in FP32.
+    assert values["sum"] != keys["sum"] and table.loc[2:, ["joint_mean_kl", "sum_over_joint"]].isna().all(axis=None)
+    assert table.loc[:1, ["joint_mean_kl", "sum_over_joint"]].notna().all(axis=None)
+    assert table.loc[2:, ["median_floor", "below_floor", "median_bf16_step"]].isna().all(axis=None)
+    assert table.loc[3, "theoretical_ratio_to_int8"] == 127**2
+    assert "measured-float32: one-pass execution, computed in float32, 8 blocks" in page
+
+
+COMPARISON = ["equal-bytes", "frontier", "proxy-joint"]
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, study, tmp_path):
+    _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches")
+    for note in (
+        "<h1>Speeches: ", PROXY, NOT_FASTER, "the scales of one cache of one block at batch 1",
+        "Measured jointly with one-pass execution, computed in float32, teacher-forced; 8 blocks of the window valid",
+    ):  # fmt: skip
+        assert note in page
+    make(name, study, tmp_path / "again.html", "--title", "Speeches")
+    for suffix in (".html", ".csv"):
+        assert (tmp_path / f"again{suffix}").read_bytes() == (tmp_path / f"table{suffix}").read_bytes()
+
+
+def test_equal_bytes(study, tmp_path):
+    table, page = make("equal-bytes", study, tmp_path / "t.html")
+    assert table["budget"].drop_duplicates().tolist() == [0.01, 0.04]
+    exact = table[(table["budget"] == 0.01) & (table["recipe"] == "exact")].iloc[0]
+    assert 0.2 < exact["kl_reduction"] < 0.3 and exact["kl_reduction_low"] > 0 and exact["drawn_less_proxy"] == 0
+    assert "<caption>Budget 0.01 of the published recipe</caption>" in page
+    assert '<tr class="strong"><td class="text">published</td>' in page
+    low, high = (decimal(1)(100 * exact[f"kl_reduction_{end}"]) for end in ("low", "high"))
+    said = f'{decimal(1)(100 * exact["kl_reduction"])} %<span class="interval">[{low}, {high} %]</span>'
+    assert said in page
+    assert "<td>0.007</td>" in page
+    assert "exact-split-low: exact, scores measured-float32, unit keys-values, int8 int4 int3 int2" in page
+    assert "<caption>Joint KL of the random policies (nats)</caption>" in page
+
+
+def test_frontier(study, tmp_path):
+    table, page = make("frontier", study, tmp_path / "t.html")
+    assert len(table) == 4 + 3 * 6
+    assert table[table["recipe"] == "uniform"]["policy"].tolist() == ["bf16", "int8", "int4", "int2"]
+    assert (
+        "<caption>exact-split-low: exact, scores measured-float32, unit keys-values, int8 int4 int3 int2</caption>"
+        in page
+    )
+    assert (table["compression"] == 393_216 / table["bytes"]).all()
+    assert "<caption>uniform</caption>" in page and '<td class="text">int2</td>' in page
+
+
+def test_proxy_joint(study, tmp_path):
+    table, page = make("proxy-joint", study, tmp_path / "t.html")
+    every = table[table["proxies"] == "all"].set_index("sensitivity")
+    assert every.index.tolist() == ["measured-float32", "measured-bfloat16"]
+    assert every.loc["measured-float32", "rank_correlation"] > 0.9
+    parts = table[table["proxies"] != "all"].groupby("sensitivity")["policies"].sum()
+    assert parts.to_dict() == every["policies"].to_dict()
+    assert "<caption>Joint KL and proxy</caption>" in page
+
+
+def failure(*words: object) -> str:
+    result = CliRunner().invoke(main, ["table", *map(str, words)])
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_errors_name_the_file(study, tmp_path):
+    lonely = tmp_path / "evaluation.json"
+    lonely.write_text((study / "policies/int8/evaluation.json").read_text())
+    assert f"{tmp_path}/policy.json" in failure("results", lonely, "--output", tmp_path / "r.html")
+    record = json.loads(lonely.read_text())
+    del record["perplexity"]
+    lonely.write_text(json.dumps(record))
+    said = failure("results", lonely, "--output", tmp_path / "r.html")
+    assert "evaluation.json: key 'perplexity' is missing" in said
+    words = table_arguments("results", study)
+    said = failure("results", *words, "--output", tmp_path / "r.csv")
+    assert "r.csv: a table's output ends in .html" in said
+    said = failure("results", *words, "--output", tmp_path / "r.html", "--published", tmp_path)
+    assert f"{tmp_path}/validation.json" in said
+    said = failure("results", *words, "--output", tmp_path / "r.html", "--published", "nano")
+    assert "published figures 'nano': no such folder, and none that ships with the project (gpt2-nano)" in said
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_how_p_values_are_written():
+    assert [p_value(value) for value in (1.0, 0.0314, 0.001, 3e-9)] == ["1.000", "0.031", "0.001", "< 0.001"]
+
+
+def test_how_numbers_are_written():
+    assert [divergence(value) for value in (0, 0.001527944, 9.2613e-6, 1.0, -0.25, -9.2613e-16)] == [
+        "0", "0.001528", "9.261 × 10⁻⁶", "1.000", "−0.2500", "−9.261 × 10⁻¹⁶",
+    ]  # fmt: skip
+    assert [percent(0.97852), count(1572864.0), count(44 / 3), decimal(2)(-0.984)] == [
+        "97.85 %", "1,572,864", "14.7", "−0.98",
+    ]  # fmt: skip

@@ -1,0 +1,412 @@
+"""The workflow on a small study: whole runs, and what Snakemake would do after each kind of change."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+import yaml
+from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bundle, study_of
+
+from kvstages.analysis.published import SHIPPED, published_validation
+from kvstages.cli import main
+from kvstages.provenance.code import FRONT, stage_modules
+from kvstages.provenance.reproduction import compare
+from kvstages.provenance.verify import verify
+
+SCHEMAS = REPOSITORY / "workflow" / "schemas"
+TABLES = {
+    "sweep": "**/layer-*.csv",
+    "sensitivity": "scores/*.csv",
+    "joint": "**/joint.csv",
+    "steps": "policies/*/steps.csv",
+    "positions": "**/positions.csv",
+    "curve": "**/curve.csv",
+}
+# The rules that compute; figures, tables and the manifest follow what these make.
+CORE = {
+    "fetch_artifact",
+    "convert_checkpoint",
+    "cut_windows",
+    "sweep_layer",
+    "gather_sensitivity",
+    "allocate_policy",
+    "compute_reference",
+    "evaluate_policy",
+    "adapt_model",
+    "evaluate_adapted",
+}
+PUBLISHED_WAY = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
+# In front of every stage, and what keeps the ledger: no part of what a stage does.
+OUTSIDE = {f"kvstages{name}" for name in (*FRONT, ".commands.arguments", ".provenance", ".provenance.code")}
+RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json"}
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory, probe: dict[str, str]) -> Project:
+    """The small study in the published way: published formats from a hub, BF16 token by token, noise only.
+
+    The published figures stand beside its own, as for gpt2-nano.
+    """
+    from hub import hub
+
+    files = tmp_path_factory.mktemp("published-files")
+    paths = published_bundle(files)
+    project = Project(tmp_path_factory.mktemp("published"), probe)
+    study = study_of({"source": "hub", "location": "owner/small", "revision": REVISION}, files, paths)
+    adaptation = {**study["adaptation"], "arms": {"noise": {"noise_bits": 4}}}
+    project.configure({**study, **PUBLISHED_WAY, "adaptation": adaptation, "published": "gpt2-nano"})
+    with hub({"owner/small": {REVISION: {path: (files / path).read_bytes() for path in paths.values()}}}) as address:
+        project.environment["HF_ENDPOINT"] = address
+        project.run("--cores", "2")
+    return project
+
+
+def columns(path: Path) -> list[str]:
+    with path.open(newline="") as file:
+        return next(csv.reader(file))
+
+
+def typed(text: str) -> Any:
+    """A cell of a table as JSON would have it: null, a whole number, a number or a text."""
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def dictionary(name: str) -> dict[str, Any]:
+    return yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text())
+
+
+def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
+    """With two seeds for the noise; the control draws nothing at random and runs once."""
+    study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
+    project.configure({**study, "adaptation": {**study["adaptation"], "seeds": [1337, 2026]}})
+    jobs = project.jobs()
+    expected = {
+        "fetch_artifact": 2,
+        "convert_checkpoint": 1,
+        "cut_windows": 1,
+        "sweep_layer": 2,
+        "gather_sensitivity": 1,
+        "allocate_policy": 5,
+        "compute_reference": 1,
+        "evaluate_policy": 5,
+        "adapt_model": 3,
+        "evaluate_adapted": 6,
+        "write_manifest": 1,
+    }
+    assert {rule: jobs.get(rule) for rule in expected} == expected
+
+
+def test_shipped_studies_are_planned(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    shutil.copytree(REPOSITORY / "config", tmp_path / "config")
+    # In FP32, and in BF16 for the comparison.
+    assert project.jobs()["sweep_layer"] == 2 * 12
+    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
+    assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
+
+
+def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) -> None:
+    """Every key is an option of Snakemake or of the plugin; what they do is for make proof-slurm."""
+    profile = REPOSITORY / "workflow" / "profiles" / "slurm"
+    assert "sweep_layer" in project.jobs("--workflow-profile", str(profile))
+    shutil.copytree(profile, project.folder / "profile")
+    with (project.folder / "profile" / "config.yaml").open("a") as file:
+        file.write("slurm-does-not-exist: true\n")
+    assert "slurm-does-not-exist" in project.run("--dry-run", "--workflow-profile", "profile", status=2)
+
+
+def rules() -> dict[str, str]:
+    """The text of every rule that calls a stage, by its name."""
+    texts = [path.read_text() for path in sorted((REPOSITORY / "workflow" / "rules").glob("*.smk"))]
+    found = [
+        rule.partition(":") for text in texts for rule in re.split(r"^(?:use )?rule ", text, flags=re.MULTILINE)[1:]
+    ]
+    return {name: text for name, _, text in found if "kvstages " in text}
+
+
+@pytest.mark.parametrize("name", rules())
+def test_a_rule_that_loads_a_decoder_declares_a_gpu_and_threads_and_no_other_does(name: str) -> None:
+    """A stage with a --device runs a decoder; a job that does not may not keep another from the GPU."""
+    text = rules()[name]
+    stage = main.get_command(click.Context(main), re.search(r"kvstages ([a-z-]+)", text)[1])
+    decodes = any("--device" in parameter.opts for parameter in stage.params)
+    assert bool(re.search(r"^\s+gpu=", text, re.MULTILINE)) == decodes
+    assert bool(re.search(r"^\s+threads: .*threads", text, re.MULTILINE)) == decodes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "seed=3"], "config/config.yaml: seed: unknown key"),
+        (["--config", "studies=[absent]"], "config/config.yaml: studies: no file config/studies/absent.yaml"),
+        (["--config", "threads=0"], "config/config.yaml: threads: 0, expected at least 1"),
+    ],
+)
+def test_wrong_shared_key_is_one_line(project: Project, arguments: list[str], message: str) -> None:
+    lines = project.run(*arguments, status=1).splitlines()
+    assert len([line for line in lines if line.startswith(message)]) == 1
+    assert not any("Traceback" in line for line in lines)
+    assert not (project.folder / "results").exists()
+
+
+def test_wrong_study_key_is_one_line(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
+    study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
+    project.configure({**study, "budget": [0.01]})
+    lines = project.run("--dry-run", status=1).splitlines()
+    assert "config/studies/small.yaml: budget: unknown key; did you mean budgets?" in lines
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_wrong_sha256_leaves_nothing_and_shows_why(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
+    study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
+    study["artifacts"]["files"]["shard"]["sha256"] = "0" * 64
+    project.configure(study)
+    target = "resources/small/shard/held-out.bin"
+    output = project.run(target, status=1)
+    assert f"expected {'0' * 64}" in output  # the failed job's log, shown by profiles/default
+    assert not [path for path in (project.folder / "resources").rglob("*") if path.is_file()]
+
+
+def test_whole_run_writes_every_file_and_its_checksum(finished: Project) -> None:
+    results = finished.folder / "results" / "small"
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=results, check=True, capture_output=True)
+    listed = {line[66:] for line in (results / "SHA256SUMS").read_text().splitlines()}
+    found = {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()}
+    assert found - listed == {"manifest.json", "SHA256SUMS"}
+
+
+def test_manifest_names_inputs_configuration_and_environment(finished: Project) -> None:
+    record = json.loads((finished.folder / "results" / "small" / "manifest.json").read_text())
+    assert "resources/small/checkpoint/model.safetensors" in record["inputs"]
+    assert record["configuration"]["shared"] == {key: SHARED[key] for key in SHARED if key != "studies"}
+    assert record["configuration"]["study"]["budgets"] == [1e-6, 0.5]
+    assert record["environment"]["devices"] == ["cpu"]
+    assert record["environment"]["packages"]["torch"]
+    rules = {path: output["rule"] for path, output in record["outputs"].items()}
+    assert rules["results/small/scores/measured-float32.csv"] == "gather_sensitivity"
+    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted"
+    assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
+    assert CORE - {"fetch_artifact"} < set(rules.values())
+    assert record["command"].startswith("snakemake --snakefile ") and record["command"].endswith(" --cores 2")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_what_their_dictionary_says(finished: Project, name: str) -> None:
+    schema = dictionary(name)
+    assert list(schema["properties"]) == schema["required"]
+    paths = sorted((finished.folder / "results" / "small").glob(TABLES[name]))
+    assert paths
+    rows = 0
+    for path in paths:
+        assert columns(path) == schema["required"], path
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                jsonschema.validate({key: typed(value) for key, value in row.items()}, schema)
+                rows += 1
+    assert rows
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_are_what_their_dictionary_says(finished: Project, name: str) -> None:
+    schema = dictionary(name)
+    assert list(schema["properties"]) == schema["required"]
+    paths = sorted((finished.folder / "results" / "small").glob(RECORDS[name]))
+    assert paths
+    for path in paths:
+        jsonschema.validate(json.loads(path.read_text()), schema)
+
+
+def test_sets_of_policies_are_what_their_dictionary_says(finished: Project) -> None:
+    results = finished.folder / "results" / "small"
+    paths = [*results.glob("**/policy-set.json")]
+    assert len(paths) == 2
+    for path in paths:
+        jsonschema.validate(json.loads(path.read_text()), dictionary("policy-set"))
+
+
+@pytest.mark.parametrize("name", [path.name.split(".")[0] for path in sorted(SCHEMAS.iterdir())])
+def test_every_column_and_key_is_explained(name: str) -> None:
+    for key, value in dictionary(name)["properties"].items():
+        assert value.get("description"), f"{name}: {key}"
+
+
+def test_nothing_of_a_title_is_run(finished: Project) -> None:
+    assert STUDY["title"] in json.loads((finished.folder / "config" / "studies" / "small.yaml").read_text())["title"]
+    page = (finished.folder / "results" / "small" / "tables" / "results.html").read_text()
+    assert "$(touch ran) `touch ran`" in page and "{input} &amp; &gt; ran" in page
+    assert not list(finished.folder.rglob("ran"))
+
+
+def test_second_run_does_nothing(finished: Project) -> None:
+    assert "Nothing to be done" in finished.run("--resources", "gpu=1")
+
+
+def test_two_runs_from_scratch_give_the_same_checksums(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    for made in ("results", "logs", "resources/small", ".snakemake"):
+        shutil.rmtree(copy.folder / made)
+    copy.run()  # with --cores 1; the first had --cores 2
+    first, second = (project.folder / "results" / "small" / "SHA256SUMS" for project in (finished, copy))
+    assert first.read_bytes() == second.read_bytes()
+    comparison = compare(first.parent, second.parent)
+    assert not comparison.outside and not comparison.within
+    assert len(comparison.identical) == len(first.read_text().splitlines())
+    assert verify(second.parent)[0] == []
+
+
+def test_another_thread_count_is_within_the_documented_tolerance(finished: Project, tmp_path: Path) -> None:
+    """Of a sweep, gradients, an adaptation and an evaluation, whose sums then add up in another order."""
+    copy = finished.copy(tmp_path / "copy")
+    made = ["policies/greedy-0.5/evaluation.json", "scores/gradients.csv", "adaptation/noise/seed-1337/curve.csv"]
+    copy.run(*(f"results/small/{name}" for name in made), "--config", "threads=2", "--cores", "2")
+    first, second = (project.folder / "results" / "small" for project in (finished, copy))
+    for folder, threads in ((first, 1), (second, 2)):
+        assert json.loads((folder / made[0]).read_text())["threads"] == threads
+    comparison = compare(first, second)
+    assert not comparison.outside and made[0] in comparison.within
+
+
+def test_every_file_that_a_rule_reads_is_in_the_record_of_what_it_made(finished: Project) -> None:
+    """So that a reader that forgets `ledger.note` is found: what Snakemake calls inputs, the stage has noted."""
+    lines = finished.run("--detailed-summary").splitlines()
+    header = next(line for line in lines if line.startswith("output_file")).split("\t")
+    rows = [dict(zip(header, line.split("\t"), strict=True)) for line in lines if line.count("\t") == len(header) - 1]
+    checked = 0
+    for row in rows:
+        if row["rule"] in CORE - {"fetch_artifact"}:
+            record = json.loads((finished.folder / ".ledger" / f"{row['output_file']}.json").read_text())
+            assert set(record["inputs"]) == set(row["input-file(s)"].split(",")), row["output_file"]
+            checked += 1
+    assert checked > 30
+
+
+def test_published_study_is_measured_the_published_way(published: Project) -> None:
+    results = published.folder / "results" / "small"
+    records = [json.loads(path.read_text()) for path in results.rglob("evaluation.json")]
+    # Two uniform policies and BF16, two budgets, and two caches of the adapted model.
+    assert len(records) == 3 + 2 + 2
+    for record in records:
+        assert {key: record[key] for key in PUBLISHED_WAY} == PUBLISHED_WAY
+    dense = json.loads((results / "policies" / "bf16" / "evaluation.json").read_text())
+    assert (dense["mean_kl"], dense["agreement"]) == (0, 1)
+    assert [path.name for path in (results / "adaptation").iterdir()] == ["noise"]
+
+
+def test_published_figures_stand_beside_the_measured_ones(finished: Project, published: Project) -> None:
+    with (published.folder / "results" / "small" / "tables" / "results.csv").open(newline="") as file:
+        rows = {row["policy"]: row for row in csv.DictReader(file)}
+    figures = published_validation(SHIPPED / "gpt2-nano")
+    for policy in ("bf16", "int8", "int4"):
+        for key in ("mean_kl", "agreement", "cross_entropy", "total_bytes"):
+            assert float(rows[policy][f"published_{key}"]) == figures[policy][key]
+    assert rows["greedy-1e-06"]["published_mean_kl"] == ""
+    own = columns(finished.folder / "results" / "small" / "tables" / "results.csv")
+    assert not [name for name in own if "published" in name]
+
+
+def test_stages_import_exactly_what_their_digest_covers(finished: Project, published: Project, probed: Path) -> None:
+    imported: dict[str, set[str]] = {}
+    for path in probed.iterdir():
+        imported.setdefault(path.name.split(".")[0], set()).update(path.read_text().splitlines())
+    assert imported
+    for stage, modules in imported.items():
+        assert sorted(modules - OUTSIDE) == stage_modules(*stage.split()), stage
+
+
+def test_added_budget_runs_only_its_jobs(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    study = json.loads((copy.folder / "config" / "studies" / "small.yaml").read_text())
+    copy.configure({**study, "budgets": [*study["budgets"], 0.25]})
+    jobs = copy.jobs()
+    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("write_manifest")) == (1, 1, 1)
+    assert not CORE & set(jobs)
+
+
+def test_deleted_policy_reruns_only_what_depends_on_it(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy")
+    shutil.rmtree(copy.folder / "results" / "small" / "policies" / "greedy-1e-06")
+    jobs = copy.jobs()
+    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted")) == (1, 1, 2)
+    assert jobs.pop("write_manifest") == 1
+    assert not CORE & set(jobs)
+
+
+def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_path: Path) -> None:
+    copy = finished.copy(tmp_path / "copy", tmp_path / "repository" / "Snakefile")
+    for name in ("kvstages", "workflow", "report"):
+        shutil.copytree(REPOSITORY / name, tmp_path / "repository" / name)
+    shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
+    assert copy.jobs() == {}
+    with (tmp_path / "repository" / "kvstages" / "measure" / "adaptation.py").open("a") as file:
+        file.write("# edited\n")
+    jobs = copy.jobs()
+    assert jobs["adapt_model"] == 2
+    assert not {"fetch_artifact", "sweep_layer", "evaluate_policy", "allocate_policy"} & set(jobs)
+
+
+def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
+    finished.run("--report", "report.html")
+    page = (finished.folder / "report.html").read_text()
+    # Snakemake keeps what it shows as one JavaScript object: path to caption, labels and the file itself.
+    shown, _ = json.JSONDecoder().raw_decode(page.partition('<script id="results">')[2].partition("=")[2].lstrip())
+    results = finished.folder / "results" / "small"
+    expected = [*results.glob("figures/*.svg"), *results.glob("tables/*.html")]
+    for group, kind in (("figure", "figures"), ("table", "tables")):
+        known = main.get_command(click.Context(main), group).commands
+        assert {path.stem for path in expected if path.parent.name == kind} == set(known)
+    assert sorted(shown) == sorted(path.relative_to(finished.folder).as_posix() for path in expected)
+    for name, entry in shown.items():
+        content = base64.b64decode(entry["data_uri"].partition("base64,")[2])
+        assert content == (finished.folder / name).read_bytes()
+    captions = " ".join(entry["caption"] for entry in shown.values())
+    texts = [path.read_text() for path in (REPOSITORY / "report").glob("*.rst") if path.name != "workflow.rst"]
+    for title in (text.split("**")[1] for text in texts):
+        assert f"<strong>{title}</strong> (small)" in captions
+    question = (REPOSITORY / "report" / "workflow.rst").read_text().splitlines()[1]
+    assert question in page.replace("\\'", "'")
+
+
+def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
+    target = "results/small/sweep/float32/layer-00.csv"
+    log = project.folder / "logs" / "sweep_layer" / "small" / "float32" / "layer-00.log"
+    process = subprocess.Popen(
+        project.command(target),
+        cwd=project.folder,
+        env=project.environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # A write that was cut off, as a kill leaves it: a part of the file under its temporary name.
+    partial = project.folder / "results" / "small" / "sweep" / "float32" / ".layer-00.csv.k1lled_0.partial"
+    partial.write_text("layer,head")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (project.folder / target).exists()
+    assert "--unlock" in project.run(target, status=1)
+    project.run("--unlock")
+    project.run(target, "--rerun-incomplete")
+    assert [path.name for path in (project.folder / target).parent.iterdir()] == ["layer-00.csv"]

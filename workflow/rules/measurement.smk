@@ -1,0 +1,87 @@
+"""What a policy does to the whole model: reference logits, then every policy measured jointly against them.
+
+Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json.
+Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv;
+in another arithmetic than the study's results/{study}/reference/{dtype}/{window}.safetensors and
+results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv.
+"""
+
+
+rule compute_reference:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+    output:
+        "results/{study}/reference/{window}.safetensors",
+    log:
+        "logs/compute_reference/{study}/{window}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("reference"),
+        packages=stage_packages("reference"),
+    message:
+        "{wildcards.study}: reference logits of the {wildcards.window} window"
+    shell:
+        "kvstages --code {params.code} reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
+        " {params.execution} --output {output} 2> {log}"
+
+
+rule evaluate_policy:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        policy="results/{study}/policies/{policy}/policy.json",
+        reference="results/{study}/reference/validation.safetensors",
+    output:
+        evaluation="results/{study}/policies/{policy}/evaluation.json",
+        positions="results/{study}/policies/{policy}/positions.csv",
+    log:
+        "logs/evaluate_policy/{study}/{policy}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
+    message:
+        "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
+    shell:
+        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
+        " --policy {input.policy} --reference {input.reference} {params.execution}"
+        " --output {output.evaluation} --positions {output.positions} 2> {log}"
+
+
+use rule compute_reference as compute_reference_in with:
+    output:
+        "results/{study}/reference/{dtype}/{window}.safetensors",
+    log:
+        "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("reference"),
+        packages=stage_packages("reference"),
+    message:
+        "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
+
+
+use rule evaluate_policy as evaluate_policy_in with:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        policy="results/{study}/policies/{policy}/policy.json",
+        reference="results/{study}/reference/{dtype}/validation.safetensors",
+    output:
+        evaluation="results/{study}/policies/{policy}/{dtype}/evaluation.json",
+        positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
+    log:
+        "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
+    message:
+        "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"
