@@ -30,7 +30,9 @@ def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
         names = {name for name in sys.modules if name.split(".")[0] == "kvstages"}
         words = sys.argv[3:] if sys.argv[1] == "--code" else sys.argv[1:]
-        stage = " ".join(words[: 2 if words[0] in ("figure", "table") else 1])
+        lines = " ".join(words[1:]).split(" + ") if words[0] == "several" else [" ".join(words)]
+        lines = [line.split()[2 if line.startswith("--code") else 0 :] for line in lines]
+        stage = "+".join(sorted({" ".join(line[: 2 if line[0] in ("figure", "table") else 1]) for line in lines}))
         with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
@@ -40,7 +42,14 @@ SHAPE = {"vocab_size": 64, "context_len": 16, "embedding_dim": 16, "num_layers":
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 # Runs a command for which permissions count: root reads every file, but for these two rights.
 AS_ANY_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"] if os.geteuid() == 0 else []
-SHARED = {"studies": ["small"], "device": "cpu", "threads": 1, "memory_mb": 1024, "container": "kvstages.sif"}
+SHARED = {
+    "studies": ["small"],
+    "device": "cpu",
+    "threads": 1,
+    "runs_a_job": 100,
+    "memory_mb": 1024,
+    "container": "kvstages.sif",
+}
 STUDY = {
     # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
     "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",
@@ -67,6 +76,8 @@ STUDY = {
         "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
     },
 }
+
+DRAWN = {"documents": 4, "blocks": 4, "seed": 0}
 
 # Every allocator, unit and precision, on few policies.
 COMPARISON = {
@@ -102,13 +113,15 @@ def write_tokens(folder: Path, shard: Path) -> None:
     write_shard(shard, np.random.default_rng(7).integers(SHAPE["vocab_size"], size=128))
 
 
-PATHS = {"checkpoint": "model.safetensors", "shard": "held-out.bin"}
+PATHS = {"checkpoint": "model.safetensors", "shard": "held-out.bin", "documents": "documents.json"}
 
 
 def bundle(folder: Path) -> dict[str, str]:
     """Write the small study's artifacts as this project ships them; artifact to path inside ``folder``."""
     write_tensors(folder / "model.safetensors", decoder().state_dict(), {"config": SHAPE})
     write_tokens(folder, folder / "held-out.bin")
+    texts = [{"document": f"text-{place}", "start": place, "end": place + 16} for place in range(0, 128, 16)]
+    write_json(folder / "documents.json", texts)
     return PATHS
 
 
@@ -191,9 +204,12 @@ class Project:
 
 
 def study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) -> dict[str, Any]:
-    """The small study with its artifacts taken from ``source`` (source, location, revision), pinned from ``folder``."""
+    """The small study with its artifacts taken from ``source`` (source, location, revision), pinned from ``folder``.
+
+    Where there are documents, the validation window is drawn from them."""
     files = {name: {"path": path, "sha256": sha256(folder / path)} for name, path in paths.items()}
-    return {**STUDY, "artifacts": {**source, "files": files}}
+    windows = STUDY["windows"] | ({"validation": DRAWN} if "documents" in paths else {})
+    return {**STUDY, "artifacts": {**source, "files": files}, "windows": windows}
 
 
 @pytest.fixture(autouse=True)

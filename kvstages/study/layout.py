@@ -9,7 +9,8 @@ that end in ``_files`` list paths from the working directory; figures and tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -18,9 +19,11 @@ from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import QUANTIZED
+from kvstages.policies.budgets import Budget
 from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
 from kvstages.scores.columns import BF16_STEP, FLOOR
-from kvstages.study.configuration import ARMS, FILES
+from kvstages.study.configuration import ARMS, DOCUMENTS
+from kvstages.study.windows import window_of
 
 # Names of sources of scores: from gradients; measured in BF16, as published.
 GRADIENTS = "gradients"
@@ -115,9 +118,16 @@ class Study:
         return ["bf16", *self.uniform_policies, *self.allocated_policies]
 
     @property
-    def comparison_budgets(self) -> list[float]:
-        """Budgets of the published recipe whose bytes are compared at; none where the study compares nothing."""
-        return sorted(self.settings["comparison"]["budgets"]) if self.compares else []
+    def comparison_budgets(self) -> list[Any]:
+        """Budgets of the published recipe whose bytes are compared at, the one that quantizes most last; none where the
+        study compares nothing.
+        """
+
+        def order(budget: Any) -> tuple[str, float]:
+            parsed = Budget.parse(str(budget))
+            return parsed.measure, -parsed.amount if parsed.measure == "bytes" else parsed.amount
+
+        return sorted(self.settings["comparison"]["budgets"], key=order) if self.compares else []
 
     @property
     def adapted_models(self) -> list[tuple[str, int]]:
@@ -137,6 +147,26 @@ class Study:
         return list(dict.fromkeys([self.settings["adaptation"]["policy"], "bf16"]))
 
     @property
+    def layer_runs(self) -> list[tuple[str, ...]]:
+        """What is swept: each layer."""
+        return [(layer,) for layer in self.layers]
+
+    @property
+    def move_runs(self) -> list[tuple[str, ...]]:
+        """What is swept around a policy: each layer; nothing where the study compares nothing."""
+        return self.layer_runs if self.compares else []
+
+    @property
+    def adapted_runs(self) -> list[tuple[str, ...]]:
+        """What is trained: each arm with each of its seeds."""
+        return [(arm, str(seed)) for arm, seed in self.adapted_models]
+
+    @property
+    def adapted_evaluation_runs(self) -> list[tuple[str, ...]]:
+        """What is evaluated of adapted models: each, with each of the policies for this."""
+        return [(*run, policy) for run in self.adapted_runs for policy in self.adapted_policies]
+
+    @property
     def figure_names(self) -> list[str]:
         """The figures whose inputs the study has."""
         return [name for name, entry in self.figures.items() if self.has(entry)]
@@ -146,7 +176,27 @@ class Study:
         """The tables whose inputs the study has."""
         return [name for name, entry in self.tables.items() if self.has(entry)]
 
+    @property
+    def identifier(self) -> str:
+        """The study's name, as part of the name of a rule."""
+        return self.name.replace("-", "_")
+
     # Paths.
+
+    @property
+    def model(self) -> str:
+        """The converted weights."""
+        return f"resources/{self.name}/model.safetensors"
+
+    @property
+    def windows(self) -> str:
+        """The token blocks of each window."""
+        return f"results/{self.name}/windows.safetensors"
+
+    @property
+    def reference(self) -> str:
+        """The reference's logits on the held-out window, in the study's own arithmetic."""
+        return f"results/{self.name}/reference/validation.safetensors"
 
     def result(self, *names: str) -> list[str]:
         """Paths of results, from names inside the study's folder."""
@@ -158,9 +208,19 @@ class Study:
         return f"resources/{self.name}/{name}/{filename}"
 
     @property
+    def artifacts(self) -> list[str]:
+        """Names of the pinned artifacts."""
+        return list(self.settings["artifacts"]["files"])
+
+    @property
+    def document_files(self) -> list[str]:
+        """Where each text of the shard lies; none where the study does not say."""
+        return [self.artifact(DOCUMENTS)] if DOCUMENTS in self.artifacts else []
+
+    @property
     def input_files(self) -> list[str]:
         """Every pinned artifact, and the converted weights."""
-        return [*(self.artifact(name) for name in FILES), f"resources/{self.name}/model.safetensors"]
+        return [*(self.artifact(name) for name in self.artifacts), f"resources/{self.name}/model.safetensors"]
 
     def sweep_files(self, dtype: str) -> list[str]:
         """The sweeps of all layers in one arithmetic."""
@@ -233,9 +293,8 @@ class Study:
     @property
     def uniform_evaluation_files(self) -> list[str]:
         """Evaluations of the uniform policies in every arithmetic that scores are measured in."""
-        places = ["", *(f"{dtype}/" for dtype in self.other_dtypes)]
         return self.result(
-            *(f"policies/{policy}/{place}evaluation.json" for policy in self.uniform_policies for place in places)
+            *(f"policies/{policy}/{place}evaluation.json" for policy in self.uniform_policies for place in self.places)
         )
 
     @property
@@ -263,8 +322,15 @@ class Study:
 
     @property
     def comparison_files(self) -> list[str]:
-        """The joint measurements at equal bytes, one table a budget."""
-        return self.result(*(f"comparison/{budget}/joint.csv" for budget in self.comparison_budgets))
+        """The joint measurements at equal bytes, one table a budget and arithmetic, the study's own first."""
+        return self.result(
+            *(f"comparison/{budget}/{place}joint.csv" for budget in self.comparison_budgets for place in self.places)
+        )
+
+    @property
+    def places(self) -> list[str]:
+        """Where joint measurements lie: in their own arithmetic, and in a folder for each other one."""
+        return ["", *(f"{dtype}/" for dtype in self.other_dtypes)]
 
     @property
     def comparison_set_files(self) -> list[str]:
@@ -273,12 +339,16 @@ class Study:
 
     @property
     def frontier_files(self) -> list[str]:
-        return self.result("frontier/joint.csv") if self.compares else []
+        """The joint measurements along the frontier, one table an arithmetic, the study's own first."""
+        return self.result(*(f"frontier/{place}joint.csv" for place in self.places)) if self.compares else []
 
     @property
     def joint_files(self) -> list[str]:
-        """All joint measurements of sets of policies on the held-out window."""
-        return [*self.comparison_files, *self.frontier_files]
+        """All joint measurements of sets of policies on the held-out window, in the study's own arithmetic."""
+        return self.result(
+            *(f"comparison/{budget}/joint.csv" for budget in self.comparison_budgets),
+            *(["frontier/joint.csv"] if self.compares else []),
+        )
 
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
@@ -312,6 +382,11 @@ class Study:
         return self.result(*(f"tables/{name}{suffix}" for name in self.table_names for suffix in TABLE_SUFFIXES))
 
     @property
+    def time_files(self) -> list[str]:
+        """Where the time of the study's jobs went. No result: it is another in each run."""
+        return [f"benchmarks/{self.name}/time.html", f"benchmarks/{self.name}/time.csv"]
+
+    @property
     def manifest_files(self) -> list[str]:
         """The record of the study and the checksums of its results."""
         return self.result("manifest.json", "SHA256SUMS")
@@ -320,7 +395,7 @@ class Study:
     def output_files(self) -> list[str]:
         """Every result but the manifest: the outputs of all stages, not only of the last."""
         return [
-            *self.result("windows.safetensors", "reference/validation.safetensors"),
+            *self.result("windows.safetensors", "windows.csv", "reference/validation.safetensors"),
             *(path for dtype in self.sweep_dtypes for path in self.sweep_files(dtype)),
             *self.score_files,
             *self.projection_files,
@@ -340,11 +415,11 @@ class Study:
         names = [
             *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
             *(f"moves/layer-{layer}.csv" for layer in self.layers),
-            *("moves.csv", "refined.json", "policy-set.json", "joint.csv"),
+            *("moves.csv", "refined.json", "policy-set.json"),
         ]
-        return self.result(
+        others = self.result(
             *(f"comparison/{budget}/{name}" for budget in self.comparison_budgets for name in names),
-            *("frontier/policy-set.json", "frontier/joint.csv"),
+            *("frontier/policy-set.json", "reference/exact-cache/validation.safetensors"),
             *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
             *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
             *(
@@ -354,16 +429,18 @@ class Study:
                 for name in EVALUATION_FILES
             ),
         )
+        return [*self.comparison_files, *self.frontier_files, *others]
 
     @property
     def all_files(self) -> list[str]:
         """Everything that the workflow makes of the study."""
-        return [*self.input_files, *self.output_files, *self.manifest_files]
+        return [*self.input_files, *self.output_files, *self.manifest_files, *self.time_files]
 
     @property
     def report_files(self) -> list[str]:
         """The files that the report shows."""
-        return [path for path in (*self.figure_files, *self.table_files) if path.endswith((".svg", ".html"))]
+        files = (*self.figure_files, *self.table_files, *self.time_files)
+        return [path for path in files if path.endswith((".svg", ".html"))]
 
     @property
     def published_files(self) -> list[str]:
@@ -392,17 +469,40 @@ class Study:
         options = [options_of(f"--{word.replace('_', '-')}", self.files(given.files)) for word, given in others]
         return [*self.files(first.files), *(word for option in options for word in option)]
 
-    def figure_inputs(self, figure: str) -> list[str]:
-        return self.entry_files(self.figures[figure])
+    @property
+    def figure_inputs(self) -> list[str]:
+        """What the study's figures read."""
+        return once(path for name in self.figure_names for path in self.entry_files(self.figures[name]))
+
+    @property
+    def figure_commands(self) -> list[list[str]]:
+        """The stages that draw the study's figures."""
+        return [
+            ["figure", name, *self.figure_arguments(name), "--output", *self.result(f"figures/{name}.svg")]
+            for name in self.figure_names
+        ]
 
     def figure_arguments(self, figure: str) -> list[str]:
         """The inputs of a figure, as arguments of ``figure``."""
         return self.entry_arguments(self.figures[figure])
 
-    def table_inputs(self, table: str) -> list[str]:
-        """What a table reads: the files that it names as inputs, and published figures."""
-        entry = self.tables[table]
-        return [*self.entry_files(entry), *(self.published_files if entry.published else [])]
+    @property
+    def table_inputs(self) -> list[str]:
+        """What the study's tables read: the files that they name as inputs, and published figures."""
+        files = [path for name in self.table_names for path in self.entry_files(self.tables[name])]
+        shows = any(self.tables[name].published for name in self.table_names)
+        return once([*files, *(self.published_files if shows else [])])
+
+    @property
+    def table_commands(self) -> list[list[str]]:
+        """The stages that make the study's tables."""
+        return [
+            [
+                *("table", name, *self.table_arguments(name), "--title", self.title),
+                *("--output", *self.result(f"tables/{name}.html")),
+            ]
+            for name in self.table_names
+        ]
 
     def table_arguments(self, table: str) -> list[str]:
         """The inputs of a table, and the published figures that the study repeats, as arguments of ``table``."""
@@ -445,7 +545,10 @@ class Study:
     def window_arguments(self) -> list[str]:
         """The windows, as arguments of ``windows``."""
         windows = self.settings["windows"].items()
-        return options_of("--window", (f"{name}={start}:{end}" for name, (start, end) in windows))
+        return [
+            *options_of("--window", (f"{name}={window_of(value)}" for name, value in windows)),
+            *options_of("--documents", self.document_files),
+        ]
 
     @property
     def device_arguments(self) -> list[Any]:
@@ -456,6 +559,14 @@ class Study:
         """Execution, arithmetic (the study's own unless ``dtype`` names another), device and memory of the decoder."""
         return [
             *("--execution", self.settings["execution"], "--compute-dtype", dtype or self.compute_dtype),
+            *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+        ]
+
+    @property
+    def exact_cache_arguments(self) -> list[Any]:
+        """How the logits are computed that no rounding of keys and values has touched."""
+        return [
+            *("--execution", "one-pass", "--compute-dtype", "float32", "--exact-cache"),
             *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
@@ -480,6 +591,54 @@ class Study:
         return [
             *("--allocator", allocator, "--budget", budget),
             *("--unit", self.settings["unit"], "--precisions", precisions),
+        ]
+
+    def sweep_commands(self, runs: Sequence[Sequence[str]], dtype: str) -> list[list[Any]]:
+        """The stages that measure the single units of some layers in one arithmetic; a run is a layer."""
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *(*self.intervention_arguments(dtype), *self.execution_arguments(dtype)),
+                *("--output", *self.result(f"sweep/{dtype}/layer-{layer}.csv")),
+            ]
+            for (layer,) in runs
+        ]
+
+    def move_commands(self, runs: Sequence[Sequence[str]], budget: str) -> list[list[Any]]:
+        """The stages that measure the moves of some layers around the exact policy of a comparison's budget."""
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *("--base", *self.result(f"comparison/{budget}/exact/policy.json")),
+                *(*options_of("--precision", ("bf16", "int8", "int4")), *self.execution_arguments()),
+                *("--output", *self.result(f"comparison/{budget}/moves/layer-{layer}.csv")),
+            ]
+            for (layer,) in runs
+        ]
+
+    def adapt_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that train some adapted models; a run is an arm and a seed."""
+        return [
+            [
+                *("adapt", "--model", self.model, "--windows", self.windows, *self.training_arguments(arm, seed)),
+                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
+                *("--curve", *self.result(f"adaptation/{arm}/seed-{seed}/curve.csv")),
+            ]
+            for arm, seed in runs
+        ]
+
+    def adapted_evaluation_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that evaluate some adapted models; a run is an arm, a seed and a policy."""
+        return [
+            [
+                *("evaluate", "--model", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
+                *("--windows", self.windows, "--window", "validation"),
+                *("--policy", *self.files_of([policy], "policy.json"), "--reference", self.reference),
+                *self.execution_arguments(),
+                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/evaluation.json")),
+                *("--positions", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/positions.csv")),
+            ]
+            for arm, seed, policy in runs
         ]
 
     def training_arguments(self, arm: str, seed: str) -> list[Any]:
@@ -513,6 +672,7 @@ class Study:
                 for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")
             ),
             *self.extensions,
+            *self.int8_alone,
             *self.other_source,
             f"random=at-random:{self.source}:head:int8,int4",
         ]
@@ -525,6 +685,7 @@ class Study:
             f"published=greedy:{PUBLISHED}:head:int8,int4",
             f"exact=exact:{self.source}:head:int8,int4",
             *self.extensions,
+            *self.int8_alone,
         ]
         return [*options_of("--recipe", recipes), "--points", self.settings["comparison"]["frontier"]]
 
@@ -539,6 +700,11 @@ class Study:
                 f"exact-split-low=exact:{self.source}:keys-values:{more}",
             ]
         return recipes
+
+    @property
+    def int8_alone(self) -> list[str]:
+        """The published recipe and the exact allocator where a head is in INT8 or stays in BF16."""
+        return [f"published-int8=greedy:{PUBLISHED}:head:int8", f"exact-int8=exact:{self.source}:head:int8"]
 
     @property
     def other_source(self) -> list[str]:
@@ -559,13 +725,13 @@ class Study:
     def pinned_arguments(self) -> list[str]:
         """The pinned artifacts and the published figures, as arguments of ``manifest``."""
         return [
-            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES)),
+            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in self.artifacts)),
             *options_of("--published", self.published_files),
         ]
 
     def made_arguments(self, rules: Iterable[Producer]) -> list[str]:
         """Everything else that rules made, each with its rule, as arguments of ``manifest``."""
-        pinned = {self.artifact(name) for name in FILES}
+        pinned = {self.artifact(name) for name in self.artifacts}
         made = [path for path in (*self.input_files, *self.output_files) if path not in pinned]
         rules = list(rules)
         return [f"{next(rule.name for rule in rules if rule.is_producer(path))}={path}" for path in made]
@@ -579,22 +745,70 @@ class Producer(Protocol):
     def is_producer(self, path: str) -> bool: ...
 
 
+@dataclass(frozen=True)
+class Job:
+    """A rule whose job does several runs, each of which is named by the values of some wildcards.
+
+    ``studies`` is a pattern of the studies that the rule is for; ``place`` ends the paths of its logs, before .log.
+    """
+
+    name: str
+    studies: str
+    runs: Sequence[Sequence[str]]
+    place: str
+
+
 class Studies(dict[str, Study]):
     """The studies by name, with the functions that rules call."""
 
-    def ask(self, question: str, *about: str, wildcards: str = "") -> Callable[[Any], Any]:
+    def ask(self, question: str, *about: Any, wildcards: str = "") -> Callable[[Any], Any]:
         """An input or params function: what the job's study answers to ``question``, a property or method of ``Study``.
 
-        A method gets ``about``, or the values of the job's ``wildcards`` (their names with spaces between).
+        A method gets ``about``, with the job's wildcards filled in, and the values of the ``wildcards`` that are named,
+        with spaces between.
         """
 
         def answer(given: Any) -> Any:
             found = getattr(self[given.study], question)
-            return found(*about, *(given[name] for name in wildcards.split())) if callable(found) else found
+            if not callable(found):
+                return found
+            return found(*(filled(value, given) for value in about), *(given[name] for name in wildcards.split()))
 
         return answer
+
+    def jobs(self, rule: str, question: str, wildcards: str) -> list[Job]:
+        """The rules that do the runs which each study answers to ``question``, as many a job as is configured.
+
+        One a job: one rule for all studies, whose runs are named by ``wildcards``. Else rules of each study, for what a
+        job makes is written into the rule.
+        """
+        jobs = []
+        for study in self.values():
+            most = study.shared["runs_a_job"]
+            if most == 1:
+                each = tuple(f"{{{name}}}" for name in wildcards.split())
+                return [Job(rule, "|".join(map(re.escape, self)), [each], "/" + "/".join(each))]
+            runs = getattr(study, question)
+            parts = [runs[start : start + most] for start in range(0, len(runs), most)]
+            for number, part in enumerate(parts):
+                name, several = f"{rule}_{study.identifier}", len(parts) > 1
+                place = f"/{number}" if several else ""
+                jobs.append(Job(f"{name}.{number}" if several else name, re.escape(study.name), part, place))
+        return jobs
+
+
+def filled(value: Any, wildcards: Any) -> Any:
+    """A text, or texts in lists, with the values of wildcards in the place of their names in braces."""
+    if isinstance(value, str):
+        return value.format_map(wildcards)
+    return [filled(part, wildcards) for part in value] if isinstance(value, list | tuple) else value
 
 
 def options_of(option: str, values: Iterable[Any]) -> list[Any]:
     """An option again before each of its values."""
     return [word for value in values for word in (option, value)]
+
+
+def once(values: Iterable[str]) -> list[str]:
+    """The values without those that come again."""
+    return list(dict.fromkeys(values))

