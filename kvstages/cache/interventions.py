@@ -69,7 +69,7 @@ class ReadBack:
         return x if self.uniform else x.index_select(1, rows)
 
     def moved(self, both: Tensor) -> Tensor:
-        """Keys and values with those of a null intervention moved to their neighbours."""
+        """Keys and values with those of a control intervention moved to their neighbours."""
         for name in self.nulls:
             values = both.index_select(1, self.rows[name])
             both = both.index_copy(

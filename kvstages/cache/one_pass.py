@@ -13,6 +13,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import MAX_CODES
 from kvstages.cache.quantizer import reconstruct
 from kvstages.cache.rounding import Rounding, storage_rounding
+from kvstages.cache.sides import join, part
 
 
 class BlockCache:
@@ -30,7 +31,7 @@ class BlockCache:
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """What the queries of a block attend to: keys and values [B, H, 2T, D]; nothing is stored."""
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both, layer)
         both = self.rounding(both, layer, 0)
         read = self.read[layer]
@@ -41,16 +42,14 @@ class BlockCache:
         elif read.quantized:
             quantized = reconstruct(both.index_select(1, rows), read.levels.index_select(0, rows))
             stored = stored.index_copy(1, rows, quantized)
-        seen = torch.cat((stored, both), dim=2)
-        heads = keys.shape[1]
-        return seen[:, :heads], seen[:, heads:]
+        return part(torch.cat((stored, both), dim=2), keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         """Mask bool [T, 2T]: the past as stored, oneself as one is."""
         past = torch.ones(new, new, dtype=torch.bool, device=self.device).tril(-1)
         return torch.cat((past, torch.eye(new, dtype=torch.bool, device=self.device)), dim=1)
 
-    def seen(self) -> int:
+    def seen(self, layer: int = 0) -> int:
         return 0
 
 
@@ -62,13 +61,13 @@ class DenseBlockCache:
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, T, D] as BF16 holds them."""
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both, layer)
         both = self.rounding(both, layer, 0)
-        return both[:, : keys.shape[1]], both[:, keys.shape[1] :]
+        return part(both, keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
 
-    def seen(self) -> int:
+    def seen(self, layer: int = 0) -> int:
         return 0

@@ -20,6 +20,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS, packed_width
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
+from kvstages.cache.sides import join, part
 
 
 class LayerCache:
@@ -141,13 +142,42 @@ class LayerCache:
         return self._stored("past").index_select(1, self.read.dense_rows).nbytes
 
 
+class UnevenLayerCache:
+    """One layer's cache where keys and values differ in width: one for each. What goes in and comes out is of the
+    larger width (see ``sides``); what is stored is not."""
+
+    def __init__(self, keys: LayerCache, values: LayerCache):
+        self.sides = keys, values
+
+    @property
+    def length(self) -> int:
+        return self.sides[0].length
+
+    def update(self, both: Tensor) -> Tensor:
+        """As ``LayerCache.update``."""
+        sides = zip(self.sides, both.chunk(2, dim=1), strict=True)
+        return join(*(cache.update(side[..., : cache.head_dim]) for cache, side in sides))
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(side.payload_bytes for side in self.sides)
+
+    @property
+    def scale_bytes(self) -> int:
+        return sum(side.scale_bytes for side in self.sides)
+
+    @property
+    def working_bytes(self) -> int:
+        return sum(side.working_bytes for side in self.sides)
+
+
 class PackedCache:
     """The cache of a whole decoder, with the precision of each head's keys and values given by a grid.
 
     ``arithmetic`` is the model's dtype, ``dense_storage`` that in which "bf16" tensors are kept. With
     ``working_copy`` each layer also keeps its reconstructed past, so that a step reconstructs only its own positions:
     faster, and paid for in ``working_bytes``; without it the past is unpacked anew at every step. Both give the same
-    numbers.
+    numbers. ``value_width`` is the width of a head's values where it is not that of its keys, ``head_dim``.
     """
 
     def __init__(
@@ -161,12 +191,20 @@ class PackedCache:
         device: torch.device | str = "cpu",
         rounding: Rounding = storage_rounding,
         dense_storage: torch.dtype = STORAGE,
+        value_width: int | None = None,
     ):
-        self.rounding = rounding
+        self.rounding, self.device = rounding, device
+
+        def of_layer(layer: int, row: Sequence[str], width: int) -> LayerCache:
+            return LayerCache(row, batch, width, arithmetic, dense_storage, layer, capacity, working_copy, device)
+
+        uneven = value_width not in (None, head_dim)
         self.layers = [
-            LayerCache(
-                grid.row(layer), batch, head_dim, arithmetic, dense_storage, layer, capacity, working_copy, device
+            UnevenLayerCache(
+                of_layer(layer, grid.keys[layer], head_dim), of_layer(layer, grid.values[layer], value_width)
             )
+            if uneven
+            else of_layer(layer, grid.row(layer), head_dim)
             for layer in range(len(grid.keys))
         ]
 
@@ -175,24 +213,21 @@ class PackedCache:
 
         ValueError names layer and head where they hold NaN or infinity; nothing is then stored.
         """
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both, layer)
         cache = self.layers[layer]
-        seen = cache.update(self.rounding(both, layer, cache.length))
-        heads = keys.shape[1]
-        return seen[:, :heads], seen[:, heads:]
+        return part(cache.update(self.rounding(both, layer, cache.length)), keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         """Causal mask bool [new, S] of the next update of ``layer``; None for one token, which sees everything."""
         if new == 1:
             return None
         past = self.layers[layer].length
-        device = self.layers[layer].store["past"].device
-        return torch.ones(new, past + new, dtype=torch.bool, device=device).tril(past)
+        return torch.ones(new, past + new, dtype=torch.bool, device=self.device).tril(past)
 
-    def seen(self) -> int:
-        """Tokens stored so far."""
-        return self.layers[0].length
+    def seen(self, layer: int = 0) -> int:
+        """Tokens that a layer has stored so far."""
+        return self.layers[layer].length
 
     @property
     def payload_bytes(self) -> int:
@@ -207,13 +242,13 @@ class PackedCache:
         return sum(layer.working_bytes for layer in self.layers)
 
 
-def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> tuple[int, int]:
+def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
     """Payload and scale bytes of a real cache of one sequence of ``tokens``.
 
     Counted from the cache's tensors (docs/method.md, "Bytes"), whatever dtype a study measures in.
     """
-    cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens)
+    cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, value_width=value_width)
     for layer, heads in enumerate(grid.shape):
-        nothing = torch.zeros(1, heads, tokens, head_dim, dtype=STORAGE)
-        cache.update(nothing, nothing, layer)
+        sides = (torch.zeros(1, heads, tokens, width, dtype=STORAGE) for width in (head_dim, value_width or head_dim))
+        cache.update(*sides, layer)
     return cache.payload_bytes, cache.scale_bytes

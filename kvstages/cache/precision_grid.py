@@ -97,9 +97,11 @@ class PrecisionGrid:
         return PrecisionGrid(changed(self.keys, "k"), changed(self.values, "v"))
 
 
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> tuple[int, int]:
-    """Payload and scale bytes of a policy, by formula (docs/method.md, "Bytes")."""
-    pairs = [bytes_per_token(precision, head_dim) for precision in grid.flat()]
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
+    """Payload and scale bytes of a policy, by formula (docs/method.md, "Bytes"); ``value_width`` where values are not
+    as wide as keys."""
+    sides = ((grid.keys, head_dim), (grid.values, value_width or head_dim))
+    pairs = [bytes_per_token(precision, width) for side, width in sides for row in side for precision in row]
     return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
 
 

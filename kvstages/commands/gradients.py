@@ -59,14 +59,14 @@ def command(
     from kvstages.files.atomic import write_table, write_tensors
     from kvstages.measure.gradients import window_projections
     from kvstages.measure.setting import DTYPES, prepare
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
     from kvstages.study.windows import load_window
 
     wanted = tuple(precision for precision in QUANTIZED if precision in precisions)
     place = prepare(device, threads)
-    decoder = load_model(model, DTYPES["float32"], place)
-    tokens = load_window(windows, window, decoder.config).to(place)
+    decoder = open_decoder(model, DTYPES["float32"], place)
+    tokens = load_window(windows, window, decoder.shape).to(place)
     with options.progress("gradients") as report:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report)
     length = tokens.shape[1]

@@ -25,9 +25,10 @@ from kvstages.cache.interventions import check_finite
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.rounding import storage_rounding
+from kvstages.cache.sides import join, part
 from kvstages.measure.execution import PASS_TOKENS, dense_grid
 from kvstages.measure.sweep import read_back, reconstruction_error
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 
 Error = dict[tuple[str, str], Tensor]
 
@@ -40,22 +41,20 @@ class GradientCache(BlockCache):
     stay what they are, as in a sweep (see ``rounding.SharedRounding``).
     """
 
-    def __init__(self, model: GPT, device: torch.device):
+    def __init__(self, model: Decoder, device: torch.device):
         super().__init__(dense_grid(model), device)
         self.stored: list[Tensor] = []
         self.added: list[Tensor] = []
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, 2T, D]: as stored, then as they are."""
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both.detach(), layer)
         both = both + (storage_rounding(both, layer, 0) - both).detach()
         added = torch.zeros_like(both, requires_grad=True)
         self.stored.append(both.detach())
         self.added.append(added)
-        # Taken apart by chunk, whose backward pass is one copy; that of a slice is zeros, a copy and a sum.
-        keys, values = torch.cat((both + added, both), dim=2).chunk(2, dim=1)
-        return keys, values
+        return part(torch.cat((both + added, both), dim=2), keys, values)
 
 
 class Scores:
@@ -87,7 +86,7 @@ class Scores:
 
 
 def block_projections(
-    model: GPT, tokens: Tensor, precisions: Sequence[str], probes: int, first_block: int = 0
+    model: Decoder, tokens: Tensor, precisions: Sequence[str], probes: int, first_block: int = 0
 ) -> tuple[Tensor, Error]:
     """What one slice of a window's blocks tells: ``a_u`` and the reconstruction errors of its keys and values.
 
@@ -97,7 +96,7 @@ def block_projections(
     """
     cache = GradientCache(model, tokens.device)
     with torch.enable_grad():
-        logits = model(tokens, cache)
+        logits = model.logits(model.run_layers(model.embed(tokens), cache))
     scores = Scores(logits, first_block)
     # Rows of one product a tensor: [B, 2H, R, T · D].
     errors = [
@@ -119,7 +118,7 @@ def block_projections(
 
 @torch.no_grad()
 def window_projections(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     precisions: Sequence[str],
     probes: int,
@@ -132,7 +131,7 @@ def window_projections(
 
 
 def _slices(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     precisions: Sequence[str],
     probes: int,
@@ -147,13 +146,12 @@ def _slices(
         progress((start + len(part)) / len(tokens))
 
 
-def graph_bytes(model: GPT, tokens: int, precisions: int) -> int:
+def graph_bytes(model: Decoder, tokens: int, precisions: int) -> int:
     """Estimate of the memory that one block keeps for its backward passes, in bytes.
 
     Activations of every layer (about 30 of width E a token, and the scores of attention over 2T positions, three
     times), the errors of every precision, and of the logits four copies and two in FP64.
     """
-    config = model.config
-    size = model.lm_head.weight.element_size()
-    layer = tokens * ((30 + 2 * precisions) * config.embedding_dim + 6 * config.num_heads * tokens)
-    return size * config.num_layers * layer + (4 * size + 16) * tokens * config.vocab_size
+    shape, size = model.shape, model.dtype.itemsize
+    layer = tokens * ((30 + 2 * precisions) * shape.width + 6 * shape.query_heads * tokens)
+    return size * shape.layers * layer + (4 * size + 16) * tokens * shape.vocabulary
