@@ -429,5 +429,10 @@ def test_output_has_to_be_svg(study, tmp_path):
 
 def test_empty_table(tmp_path):
     (tmp_path / "sensitivity.csv").write_text(",".join(SENSITIVITY_COLUMNS) + "\n")
-    said = failure("sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
-    assert "s.svg: there is nothing to draw" in said
+    words = ["figure", "sensitivity", str(tmp_path / "sensitivity.csv"), "--output", str(tmp_path / "s.svg")]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert pd.read_csv(tmp_path / "s.csv").empty and (tmp_path / "s.png").exists()
+    assert (
+        "<!-- There is nothing to draw: no unit or policy has the values that it shows. -->"
+        in (tmp_path / "s.svg").read_text()
+    )

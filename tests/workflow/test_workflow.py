@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import json
 import os
 import re
@@ -414,6 +415,30 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
         assert f"<strong>{title}</strong> (small)" in captions
     question = (REPOSITORY / "report" / "workflow.rst").read_text().splitlines()[1]
     assert question in page.replace("\\'", "'")
+
+
+TYPED = (
+    r"""*bold* _under_ |bar| `tick` ``code`` $x^2$ {{ 7 * 7 }} \\ & "two" 'one' <b>tag</b> </script><script>alert(1)"""
+    r"""</script> <!-- :raw-html:`<i>` .. include:: config/config.yaml .. _x: javascript:alert(1) ü 图"""
+)
+
+
+def test_a_title_is_shown_in_the_report_as_it_is_typed(finished: Project, tmp_path: Path) -> None:
+    """It is text: no markup, no file is included, no script runs."""
+    copy = finished.copy(tmp_path / "copy")
+    study = yaml.safe_load((copy.folder / "config" / "studies" / "small.yaml").read_text())
+    copy.configure({**study, "title": TYPED})
+    copy.run("results/small/tables/results.html")
+    copy.run("--report", "report.html")
+    page = (copy.folder / "report.html").read_text()
+    assert "alert(1)</script>" not in page and "<script>alert" not in page and SHARED["container"] not in page
+    text, _ = json.JSONDecoder().raw_decode(page.partition("var workflow_desc = ")[2])
+    shown, _ = json.JSONDecoder().raw_decode(page.partition("var results = ")[2])
+    table = base64.b64decode(shown["results/small/tables/results.html"]["data_uri"].partition("base64,")[2]).decode()
+    (heading,) = re.findall(r"<h1>Results of the study (small: .*)</h1>", text)
+    (title,) = re.findall(r"<h1>(.*)</h1>", table)
+    assert html.unescape(heading) == f"small: {TYPED}" and html.unescape(title) == f"{TYPED}: results of every policy"
+    assert not {"<", ">"} & {*heading, *title}
 
 
 def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
