@@ -18,7 +18,8 @@ import click
 @click.option(
     "--output", type=click.Path(path_type=Path), required=True, help="The model.safetensors, or the folder, to write."
 )
-def command(checkpoint: Path, output: Path) -> None:
+@click.option("--layers", type=click.IntRange(min=1), help="Layers that the model must have.  [default: any number]")
+def command(checkpoint: Path, output: Path, layers: int | None) -> None:
     """Check a checkpoint and keep its weights as safetensors.
 
     Reads a checkpoint of the gpt2-nano architecture without running anything that it holds (weights_only); training
@@ -38,9 +39,12 @@ def command(checkpoint: Path, output: Path) -> None:
           --output resources/gpt2-nano/model.safetensors
     """
     from kvstages.models.checkpoints import read_checkpoint, save_model
+    from kvstages.models.config import check_layers
     from kvstages.models.load import huggingface_files, is_huggingface
 
     if is_huggingface(checkpoint):
-        huggingface_files(checkpoint).convert(checkpoint, output)
-    else:
-        save_model(output, *read_checkpoint(checkpoint))
+        huggingface_files(checkpoint).convert(checkpoint, output, layers)
+        return
+    config, state = read_checkpoint(checkpoint)
+    check_layers(checkpoint, config.num_layers, layers)
+    save_model(output, config, state)

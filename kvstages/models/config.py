@@ -1,4 +1,4 @@
-"""The shape of a decoder, and how it is read from a model file without importing torch.
+"""The shape of a decoder, read from a model file without importing torch.
 
 Stages that only need the shape (windows, allocate) start in a fraction of the time that torch takes to import.
 """
@@ -27,7 +27,7 @@ RECORD = "decoder.json"
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What there is to measure in a decoder of any family: in each layer as many KV heads, of these widths.
+    """Shape of a decoder of any family: layers, KV heads in each layer, and widths.
 
     ``context`` is the longest text for which every layer attends to every token before. ``width`` is that of the hidden
     states, and ``query_heads`` attend to the KV heads; both serve estimates of memory alone.
@@ -114,6 +114,12 @@ def check_config(path: Path, config: Any) -> GPTConfig:
     if shape.embedding_dim % 2:
         raise ValueError(f"{path}: config embedding_dim {shape.embedding_dim} is odd; positions need sine and cosine")
     return shape
+
+
+def check_layers(path: Path, found: int, expected: int | None) -> None:
+    """ValueError that names ``path`` if its model has not as many layers as its study says."""
+    if expected not in (None, found):
+        raise ValueError(f"{path}: a model of {found} layers, expected {expected}, as its study says")
 
 
 def read_shape(path: Path) -> DecoderShape:

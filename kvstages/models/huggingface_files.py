@@ -1,4 +1,4 @@
-"""Which files hold a decoder of Hugging Face's, which of them are refused and why, and how they are opened.
+"""Files of a Hugging Face decoder: which there are, which are refused and why, and how they are opened.
 
 A model is a folder (config.json and safetensors files, one or several with their index) or one GGUF file. Nothing is
 downloaded, nothing is unpickled, and code that a folder brings along is never run.
@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from kvstages.files import ledger
 from kvstages.files.atomic import atomic_path, write_json
-from kvstages.models.config import RECORD
+from kvstages.models.config import RECORD, check_layers
 from kvstages.models.huggingface import HuggingFaceDecoder, first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -170,7 +170,7 @@ def layer_types(config: transformers.PreTrainedConfig) -> list[tuple[str, int | 
 
 
 def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int, str]:
-    """For how many tokens every layer is full attention at fixed positions, and what sets that limit."""
+    """The number of tokens up to which every layer is full attention at fixed positions, and what sets that limit."""
     decoder = config.get_text_config(decoder=True)
     limits = [(LONGEST_TEXT, "the limit")]
     if isinstance(positions := getattr(decoder, "max_position_embeddings", None), int):
@@ -190,15 +190,16 @@ def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int
     return min(limits)
 
 
-def convert(source: Path, folder: Path) -> None:
+def convert(source: Path, folder: Path, layers: int | None = None) -> None:
     """Make a folder that every stage can open: the model of a GGUF file, dequantized to FP32, and its record.
 
     A folder stays as it is, and gets the record: ``source`` and ``folder`` are then the same. ValueError names the path
-    and says why a model is refused.
+    and says why a model is refused, as one is that has not as many layers as asked for.
     """
     if source.is_dir() and source.resolve() != folder.resolve():
         raise ValueError(f"{source}: a folder is measured where it is; its record is written into it, not to {folder}")
     decoder = open_model(source, torch.float32, "cpu")
+    check_layers(source, decoder.shape.layers, layers)
     if not source.is_dir():
         with tempfile.TemporaryDirectory() as made:
             decoder.model.save_pretrained(made, max_shard_size="1TB")
@@ -209,7 +210,7 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:
-    """What every output says of a model: family, architecture, shape, and in which form its weights are kept."""
+    """The record of a model that every output has: family, architecture, shape, and form of its weights."""
     return {
         "family": "huggingface",
         "architecture": type(decoder.model).__name__,
@@ -242,7 +243,7 @@ def weights_record(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Have the library open nothing but files on the disk, and print neither advice nor progress bars."""
+    """Keep the library to files on the disk, without progress bars or advice: what a stage prints is its own."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # Neither the bar over a GGUF file's tensors asks anyone, nor what fetches kernels where their package is installed.
