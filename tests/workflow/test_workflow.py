@@ -394,6 +394,28 @@ def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_p
     assert not {"fetch_artifact", "sweep_layers_small", "evaluate_policy", "allocate_policy"} & set(jobs)
 
 
+def test_of_a_job_that_makes_several_files_only_those_are_made_that_are_not_current(
+    finished: Project, tmp_path: Path
+) -> None:
+    """A layer's sweep was deleted, and a figure's module was edited. Records tell when a file was made."""
+    copy = finished.copy(tmp_path / "copy", tmp_path / "repository" / "Snakefile")
+    for name in ("kvstages", "workflow", "report"):
+        shutil.copytree(REPOSITORY / name, tmp_path / "repository" / name)
+    shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
+    with (tmp_path / "repository" / "kvstages" / "figures" / "floor.py").open("a") as file:
+        file.write("EDITED = True\n")
+    (copy.folder / "results" / "small" / "sweep" / "float32" / "layer-00.csv").unlink()
+    records = copy.folder / ".ledger" / "results" / "small"
+    before = {path: path.stat().st_mtime_ns for path in records.rglob("*.json")}
+    copy.run()
+    made = {path.relative_to(records).as_posix() for path in before if path.stat().st_mtime_ns != before[path]}
+    assert made - {"manifest.json.json", "SHA256SUMS.json"} == {
+        "sweep/float32/layer-00.csv.json",
+        *(f"figures/floor{suffix}.json" for suffix in (".svg", ".png", ".csv")),
+    }
+    assert compare(finished.folder / "results" / "small", copy.folder / "results" / "small").outside == []
+
+
 def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
     finished.run("--report", "report.html")
     page = (finished.folder / "report.html").read_text()
