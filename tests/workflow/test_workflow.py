@@ -174,6 +174,13 @@ def test_a_rule_that_loads_a_decoder_declares_a_gpu_and_threads_and_no_other_doe
     assert bool(re.search(r"^\s+threads: .*threads", text, re.MULTILINE)) == decodes
 
 
+@pytest.mark.parametrize("name", rules())
+def test_every_rule_keeps_a_log_and_beside_it_its_time_and_memory(name: str) -> None:
+    log = re.search(r'log:\s+f?"logs/(.+)\.log"', rules()[name])
+    kept = re.search(r'benchmark:\s+f?"benchmarks/(.+)\.tsv"', rules()[name])
+    assert log and kept and log[1] == kept[1]
+
+
 def test_rules_of_both_kinds_are_found() -> None:
     kinds = {
         stage: {loads_a_decoder(text) for text in rules().values() if f" {stage} " in text}
