@@ -55,7 +55,12 @@ class Study:
     @property
     def layers(self) -> list[str]:
         """Names of the decoder's layers: 00, 01, ..."""
-        return [layer_name(layer) for layer in range(self.settings["layers"])]
+        return [layer_name(layer) for layer in range(self.number_of_layers)]
+
+    @property
+    def number_of_layers(self) -> int:
+        """How many layers the decoder has, as the configuration says."""
+        return self.settings["layers"]
 
     @property
     def compares(self) -> bool:
