@@ -64,6 +64,29 @@ def test_packed_and_plain_cache_give_identical_values(
     assert packed.payload_bytes == plain.payload_bytes
 
 
+@given(
+    grid=grids(),
+    widths=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    steps=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    working_copy=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_keys_and_values_of_different_width_are_stored_as_each_alone(grid, widths, steps, working_copy, seed):
+    generator = torch.Generator().manual_seed(seed)
+    both = PackedCache(grid, 2, widths[0], torch.float32, 2, working_copy, value_width=widths[1])
+    # The same grid for a side and its double: what the double reads back is the side's alone.
+    alone = [PackedCache(grid, 2, width, torch.float32, 2, working_copy) for width in widths]
+    for new in steps:
+        for layer, heads in enumerate(grid.shape):
+            keys, values = (torch.randn(2, heads, new, width, generator=generator) for width in widths)
+            expected = alone[0].update(keys, keys, layer)[0], alone[1].update(values, values, layer)[1]
+            for ours, theirs in zip(both.update(keys, values, layer), expected, strict=True):
+                assert torch.equal(ours, theirs)
+    tokens = sum(steps)
+    assert both.payload_bytes + both.scale_bytes == 2 * sum(policy_bytes(grid, widths[0], tokens, widths[1]))
+    assert measured_bytes(grid, widths[0], tokens, widths[1]) == policy_bytes(grid, widths[0], tokens, widths[1])
+
+
 def test_payloads_stay_packed_and_are_never_rewritten():
     """A stored position's bytes are the same after any number of further steps, growth of the storage included."""
     cache = PackedCache(PrecisionGrid.of_heads([["int8", "int4", "bf16"]]), 2, 6, torch.float32, capacity=2)
