@@ -150,6 +150,8 @@ class HuggingFaceDecoder:
             self.returns_tuple: list[bool] = []
             self.calls: dict[tuple[int, int], list[LayerCall]] = {}
             self.shape = self._try_out(limit, getattr(config, "num_attention_heads", None))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Refused as error:
             raise ValueError(f"{name}: {error}") from error
         except Exception as error:  # whatever the code of five hundred families may raise when it is taken apart

@@ -57,7 +57,7 @@ def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> Hu
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, in words
             )
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # what a damaged file makes the library raise has no common kind
         raise ValueError(f"{path}: transformers cannot open it: {first_line(error)}") from error
