@@ -48,12 +48,42 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return _read_safetensors(path, "np")
 
 
-def open_tensors(path: Path) -> tuple[Any, dict[str, Any]]:
-    """An open safetensors file, whose ``get_slice`` reads a part of a tensor, and its record.
+class TensorSlices:
+    """A tensor [B, T, V] of a safetensors file, of which slices of blocks and positions are read when asked for.
 
-    ValueError on any other file.
+    Plain reads: the library maps the whole file as private memory. ``record`` is that of the file.
     """
-    return _open_safetensors(path, "pt")
+
+    def __init__(self, path: Path, name: str):
+        """ValueError names ``path`` where it is no such file, or has no such tensor of three axes."""
+        self.path = Path(path)
+        file, self.record = _open_safetensors(path, "np")
+        names = sorted(file.keys())
+        if name not in names:
+            raise ValueError(f"{path}: holds {', '.join(names[:5]) or 'no tensors'}; expected the tensor {name}")
+        with self.path.open("rb") as plain:
+            length = int.from_bytes(plain.read(8), "little")
+            header = json.loads(plain.read(length))[name]
+        self.start = 8 + length + header["data_offsets"][0]
+        self.shape, self.code = tuple(header["shape"]), header["dtype"]
+        if len(self.shape) != 3 or self.code not in ("F64", "F32", "BF16"):
+            raise ValueError(
+                f"{path}: {name} {self.shape} of {self.code}, expected blocks × tokens × vocabulary, floating point"
+            )
+
+    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
+        import torch
+
+        dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16}[self.code]
+        blocks, positions = (range(*each.indices(size)) for each, size in zip(where, self.shape[:2], strict=True))
+        found = torch.empty(len(blocks), len(positions), self.shape[2], dtype=dtype)
+        row = self.shape[2] * dtype.itemsize
+        with self.path.open("rb") as file:
+            for block, rows in zip(blocks, found, strict=True):
+                file.seek(self.start + (block * self.shape[1] + positions.start) * row)
+                if file.readinto(rows.view(torch.uint8).numpy().data) != len(positions) * row:
+                    raise ValueError(f"{self.path}: ends before its tensor does")
+        return found
 
 
 def _open_safetensors(path: Path, framework: str) -> tuple[Any, dict[str, Any]]:
