@@ -69,29 +69,14 @@ def stages(memory_mb: int) -> list[list[str]]:
     common = ["--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation"]
     common += ["--device", "cpu", "--memory-mb", str(memory_mb)]
     measured = [*common, "--reference", "reference.safetensors"]
+    training = ["--noise-bits", "4", "--seed", "0", "--steps", "1", "--batch", "1"]
     written = {
         "reference": [*common, "--output", "reference.safetensors"],
         "sweep": [*common, "--layer", "0", "--precision", "int4", "--output", "sweep.csv"],
         "evaluate": [*measured, "--policy", "policy.json", "--output", "figures.json", "--positions", "positions.csv"],
         "evaluate-set": [*measured, "--policies", "policies.json", "--output", "joint.csv"],
         "gradients": [*common, "--probes", "1", "--output-table", "scores.csv", "--projections", "projections"],
-        "adapt": [
-            *common,
-            *[
-                "--noise-bits",
-                "4",
-                "--seed",
-                "0",
-                "--steps",
-                "1",
-                "--batch",
-                "1",
-                "--output",
-                "adapted",
-                "--curve",
-                "curve.csv",
-            ],
-        ],
+        "adapt": [*common, *training, "--output", "adapted", "--curve", "curve.csv"],
     }
     return [[stage, *arguments] for stage, arguments in written.items()]
 

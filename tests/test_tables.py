@@ -94,7 +94,7 @@ def test_divergence(study, tmp_path):
         assert rows.loc["int4", name] == record[name]
     assert rows.loc["bf16", "perplexity_ratio"] == 1
     for words in (
-        "D(p ‖ q), policy from reference (nats)", "D(q ‖ p), the reverse (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
+        "KL(policy || reference) (nats)", "KL(reference || policy) (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
         "Δp of the true next token, policy minus reference (probability)", "not per cent", SETTINGS,
         "Same most likely token (share of positions)", "one standard error over blocks",
     ):  # fmt: skip
@@ -132,7 +132,6 @@ def test_adaptation(study, tmp_path):
     assert noise["published_perplexity"].tolist() == noise["perplexity"].tolist()
     assert rows.loc[("bf16", "noise", "1337"), "published_max_logit_deviation"] == 0.21875
     assert rows.loc[("greedy-0.01", "noise", "1337"), "published_sequences_with_disagreement"] == 21
-    assert len(published) == 11
     control = table[table["arm"] == "control"]
     assert control[published].isna().all(axis=None)
     assert control["seed"].tolist() == ["1337", "1337"]

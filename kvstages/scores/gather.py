@@ -32,11 +32,10 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     """The sensitivity table of sweep shards: mean over the blocks and its standard error between blocks (nats).
 
-    A score is the KL that an intervention adds to that of the sweep's base (0 where the base is the reference). Where
-    the sweeps hold control interventions they become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head
-    and part, and a score below its floor is marked (docs/method.md, "Floor and control interventions").
-    ``source`` names the table. ValueError if shards differ in how they were measured, a layer is missing or comes
-    twice, or what was tried differs between layers.
+    A score is the KL that an intervention adds to that of the sweep's base (0 where the base is the reference). Control
+    interventions become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head and part, and a score below its
+    floor is marked (docs/method.md, "Floor and control interventions"). ``source`` names the table. ValueError if
+    shards differ in how they were measured or in their interventions, or if a layer is missing or comes twice.
     """
     import pandas as pd
 
