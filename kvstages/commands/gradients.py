@@ -76,4 +76,4 @@ def command(
     found = Projections(values.numpy(), wanted, length)
     table = sensitivity_columns(found, {trial: each.numpy() for trial, each in error.items()})
     write_tensors(projections, {TENSOR: values}, record_of(wanted, length, window))
-    write_table(output_table, table)
+    write_table(output_table, table, ["standard_error"])

@@ -23,7 +23,7 @@ def run(module: ModuleType, output: Path, title: str | None, published: str | No
     if published is not None:
         inputs["published"] = published_folder(published)
     table, page = module.make(**inputs, study=title)
-    write_table(output.with_suffix(".csv"), table)
+    write_table(output.with_suffix(".csv"), table, table.columns)
     write_text(output, page)
 
 
