@@ -213,7 +213,7 @@ def test_a_gap_is_nothing_where_it_may_be_and_an_error_where_not(tmp_path):
     write_table(path, {"block": [0, 1], "error": [None, math.nan]}, ["error"])
     assert path.read_text() == "block,error\n0,\n1,\n"
     assert read_columns(path, ["block"], gaps=["error"])["error"].isna().all()
-    with pytest.raises(ValueError, match="column 'error' holds .*, expected a number"):
+    with pytest.raises(ValueError, match=r"column 'error' holds .*, expected a number"):
         read_columns(path, ["block", "error"])
     with pytest.raises(ValueError, match="error would be inf in row 1"):
         write_table(path, {"block": [0], "error": [math.inf]}, ["error"])

@@ -17,7 +17,7 @@ from kvstages.measure.metrics import position_metrics
 from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
-from kvstages.policies.allocators import policy_bytes
+from kvstages.policies.allocators import average_payload_bits, policy_bytes
 from kvstages.policies.record import check_policy
 from kvstages.stats.summary import summarise
 
@@ -70,7 +70,7 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
-        "average_payload_bits": policy["average_payload_bits"],
+        "average_payload_bits": average_payload_bits(grid),
         "tokens_per_cache": tokens,
         "payload_bytes": payload,
         "scale_bytes": scales,
