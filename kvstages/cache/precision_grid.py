@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvstages.cache.precisions import BITS, bytes_per_token
+
 # What the name of a study's unit stands for: the parts of a head that have a precision of their own.
 UNITS = {"head": ("kv",), "keys-values": ("k", "v")}
 PARTS = ("kv", "k", "v")
@@ -93,3 +95,17 @@ class PrecisionGrid:
             return (*rows[:layer], (precision,) * len(rows[layer]), *rows[layer + 1 :])
 
         return PrecisionGrid(changed(self.keys, "k"), changed(self.values, "v"))
+
+
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
+    """Payload and scale bytes of a policy, by formula (docs/method.md, "Bytes"); ``value_width`` where values are not
+    as wide as keys."""
+    sides = ((grid.keys, head_dim), (grid.values, value_width or head_dim))
+    pairs = [bytes_per_token(precision, width) for side, width in sides for row in side for precision in row]
+    return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
+
+
+def average_payload_bits(grid: PrecisionGrid) -> float:
+    """Mean bits a stored element over all keys and values, scales aside."""
+    bits = [BITS[precision] for precision in grid.flat()]
+    return sum(bits) / len(bits)

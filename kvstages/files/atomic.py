@@ -1,4 +1,4 @@
-"""Atomic, deterministic writers and checksums: how every file of the project comes to be.
+"""Atomic, deterministic writers and checksums: every file of the project is written here.
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
 leaves the old file or none, never half of one, and the next write removes what a kill left behind. Nothing written
@@ -132,7 +132,7 @@ def _cells(path: Path, name: str, values: Iterable[Any], may_lack: bool) -> Iter
     for row, value in enumerate(values):
         # pandas has a missing value that does not even compare; everything else equals itself but for NaN.
         missing = type(value).__name__ in ("NAType", "NaTType") or (value is not None and value != value)
-        if (missing and not may_lack) or value in (math.inf, -math.inf):
+        if (not may_lack) if missing else value in (math.inf, -math.inf):
             raise ValueError(f"{path}: {name} would be {value} in row {row + 1}, expected a finite number")
         if value is None or missing:
             yield ""

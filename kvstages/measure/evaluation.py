@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvstages.cache.packed import measured_bytes
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
 from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
-from kvstages.policies.allocators import average_payload_bits, policy_bytes
 from kvstages.policies.record import check_policy
 from kvstages.stats.summary import summarise
 

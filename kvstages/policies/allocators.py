@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS, bytes_per_token
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
 from kvstages.policies.sampling import draw_assignments
@@ -132,20 +130,6 @@ def draw(table: ScoreTable, limit: int, count: int, seed: int) -> np.ndarray:
         raise _too_small(table, Budget(limit, "bytes"))
     limit = min(limit, int(table.sizes[:, 0].sum()))
     return draw_assignments(table.sizes, limit - max(granularity(table), 1), limit, count, seed)
-
-
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
-    """Payload and scale bytes of a policy, by formula (docs/method.md, "Bytes"); ``value_width`` where values are not
-    as wide as keys."""
-    sides = ((grid.keys, head_dim), (grid.values, value_width or head_dim))
-    pairs = [bytes_per_token(precision, width) for side, width in sides for row in side for precision in row]
-    return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
-
-
-def average_payload_bits(grid: PrecisionGrid) -> float:
-    """Mean bits a stored element over all keys and values, scales aside."""
-    bits = [BITS[precision] for precision in grid.flat()]
-    return sum(bits) / len(bits)
 
 
 @dataclass(frozen=True)

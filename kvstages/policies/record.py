@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
 from kvstages.cache.precisions import BITS
 from kvstages.files.read import read_json
-from kvstages.policies.allocators import average_payload_bits, policy_bytes
 
 if TYPE_CHECKING:
     from kvstages.models.config import DecoderShape

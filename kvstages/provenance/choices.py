@@ -1,4 +1,4 @@
-"""Policies of two runs that differ only where the scores do not tell the moves apart.
+"""Policies of two runs that differ only in moves whose scores are equal within their error.
 
 An allocator takes the move that its scores make the cheapest, and stops at its budget. Where two moves, or a sum and
 the budget, differ by less than scores may between two runs, another order of sums can choose the other one.
@@ -37,7 +37,7 @@ def other_choices(first: Path, second: Path) -> dict[str, str]:
                     if units:
                         found[a["policy"]] = f"{path.relative_to(first).as_posix()}: {a['policy']}: {', '.join(units)}"
         except (ValueError, OSError, KeyError, TypeError, IndexError, AttributeError):
-            continue  # what is wrong with a record is told where it is compared
+            continue  # the comparison of the records reports what is wrong with one
     return found
 
 

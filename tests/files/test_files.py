@@ -215,6 +215,11 @@ def test_a_gap_is_nothing_where_it_may_be_and_an_error_where_not(tmp_path):
     assert read_columns(path, ["block"], gaps=["error"])["error"].isna().all()
     with pytest.raises(ValueError, match=r"column 'error' holds .*, expected a number"):
         read_columns(path, ["block", "error"])
+    frame = pd.DataFrame({"block": [0, 1], "seed": pd.array([None, 7], dtype="Int64")})
+    write_table(path, frame, ["seed"])
+    assert path.read_text() == "block,seed\n0,\n1,7\n"
+    with pytest.raises(ValueError, match="seed would be <NA> in row 1"):
+        write_table(path, frame)
     with pytest.raises(ValueError, match="error would be inf in row 1"):
         write_table(path, {"block": [0], "error": [math.inf]}, ["error"])
 

@@ -22,7 +22,7 @@ from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bun
 
 from kvstages.analysis.published import SHIPPED, published_validation
 from kvstages.cli import main
-from kvstages.provenance.code import stage_modules
+from kvstages.provenance.code import FRONT, stage_modules
 from kvstages.provenance.reproduction import compare
 from kvstages.provenance.verify import verify
 
@@ -40,15 +40,18 @@ CORE = {
     "fetch_artifact",
     "convert_checkpoint",
     "cut_windows",
-    "sweep_layer",
+    "sweep_layers_small",
     "gather_sensitivity",
     "allocate_policy",
     "compute_reference",
     "evaluate_policy",
-    "adapt_model",
-    "evaluate_adapted",
+    "adapt_models_small",
+    "evaluate_adapted_small",
 }
 PUBLISHED_WAY = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
+# In front of every stage, and what keeps the ledger: no part of what a stage does.
+LEDGER = (".commands.arguments", ".commands.several", ".files.finished", ".provenance", ".provenance.code")
+OUTSIDE = {f"kvstages{name}" for name in (*FRONT, *LEDGER)}
 RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json"}
 
 
@@ -102,31 +105,40 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
         "fetch_artifact": 2,
         "convert_checkpoint": 1,
         "cut_windows": 1,
-        "sweep_layer": 2,
+        "sweep_layers_small": 1,
         "gather_sensitivity": 1,
         "allocate_policy": 5,
         "compute_reference": 1,
         "evaluate_policy": 5,
-        "adapt_model": 3,
-        "evaluate_adapted": 6,
+        "adapt_models_small": 1,
+        "evaluate_adapted_small": 1,
+        "draw_figures_small": 1,
+        "make_tables_small": 1,
         "write_manifest": 1,
     }
     assert {rule: jobs.get(rule) for rule in expected} == expected
+    one_a_job = project.jobs("--config", "runs_a_job=1")
+    assert {rule: one_a_job.get(rule) for rule in ("sweep_layers", "adapt_models", "evaluate_adapted")} == {
+        "sweep_layers": 2,
+        "adapt_models": 3,
+        "evaluate_adapted": 6,
+    }
+    assert project.jobs("--config", "runs_a_job=4")["evaluate_adapted_small.1"] == 1
 
 
 def test_shipped_studies_are_planned(tmp_path: Path) -> None:
     project = Project(tmp_path)
     shutil.copytree(REPOSITORY / "config", tmp_path / "config")
     # In FP32, and in BF16 for the comparison.
-    assert project.jobs()["sweep_layer"] == 2 * 12
-    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
+    assert project.jobs()["sweep_layers_demo"] == 2
+    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_models_gpt2_nano"] == 1
     assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
 
 
 def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) -> None:
     """Every key is an option of Snakemake or of the plugin; what they do is for make proof-slurm."""
     profile = REPOSITORY / "workflow" / "profiles" / "slurm"
-    assert "sweep_layer" in project.jobs("--workflow-profile", str(profile))
+    assert project.jobs("--workflow-profile", str(profile))["sweep_layers"] == 2
     shutil.copytree(profile, project.folder / "profile")
     with (project.folder / "profile" / "config.yaml").open("a") as file:
         file.write("slurm-does-not-exist: true\n")
@@ -134,22 +146,39 @@ def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) 
 
 
 def rules() -> dict[str, str]:
-    """The text of every rule that calls a stage, by its name."""
-    texts = [path.read_text() for path in sorted((REPOSITORY / "workflow" / "rules").glob("*.smk"))]
-    found = [
-        rule.partition(":") for text in texts for rule in re.split(r"^(?:use )?rule ", text, flags=re.MULTILINE)[1:]
-    ]
-    return {name: text for name, _, text in found if "kvstages " in text}
+    """The text of every rule that calls a stage, by its file and its number there."""
+    found = {}
+    for path in sorted((REPOSITORY / "workflow" / "rules").glob("*.smk")):
+        texts = re.split(r"^\s*(?:use )?rule\b", path.read_text(), flags=re.MULTILINE)[1:]
+        found |= {f"{path.stem} {number}": text for number, text in enumerate(texts, 1) if "kvstages " in text}
+    return found
+
+
+def loads_a_decoder(text: str) -> bool:
+    """Whether a rule calls a stage that has a --device, or several stages that read the model's weights."""
+    name = re.search(r"kvstages (?:--code \S+ )?([a-z-]+)", text)[1]
+    if name == "several":
+        return "model.safetensors" in text.split("output:")[0]
+    stage = main.get_command(click.Context(main), name)
+    return any("--device" in parameter.opts for parameter in stage.params)
 
 
 @pytest.mark.parametrize("name", rules())
 def test_a_rule_that_loads_a_decoder_declares_a_gpu_and_threads_and_no_other_does(name: str) -> None:
-    """A stage with a --device runs a decoder; a job that does not may not keep another from the GPU."""
+    """A job that runs no decoder may not keep another one from the GPU."""
     text = rules()[name]
-    stage = main.get_command(click.Context(main), re.search(r"kvstages ([a-z-]+)", text)[1])
-    decodes = any("--device" in parameter.opts for parameter in stage.params)
+    decodes = loads_a_decoder(text)
     assert bool(re.search(r"^\s+gpu=", text, re.MULTILINE)) == decodes
     assert bool(re.search(r"^\s+threads: .*threads", text, re.MULTILINE)) == decodes
+
+
+def test_rules_of_both_kinds_are_found() -> None:
+    kinds = {
+        stage: {loads_a_decoder(text) for text in rules().values() if f" {stage} " in text}
+        for stage in ("reference", "evaluate", "gradients", "several", "allocate", "manifest")
+    }
+    assert kinds == {"reference": {True}, "evaluate": {True}, "gradients": {True}, "several": {True, False},
+                     "allocate": {False}, "manifest": {False}}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -202,7 +231,7 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
     assert record["environment"]["packages"]["torch"]
     rules = {path: output["rule"] for path, output in record["outputs"].items()}
     assert rules["results/small/scores/measured-float32.csv"] == "gather_sensitivity"
-    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted"
+    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted_small"
     assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
     assert CORE - {"fetch_artifact"} < set(rules.values())
     assert record["command"].startswith("snakemake --snakefile ") and record["command"].endswith(" --cores 2")
@@ -328,7 +357,8 @@ def test_stages_import_exactly_what_their_digest_covers(finished: Project, publi
         imported.setdefault(path.name.split(".")[0], set()).update(path.read_text().splitlines())
     assert imported
     for stage, modules in imported.items():
-        assert sorted(modules) == stage_modules(*stage.split()), stage
+        expected = {module for each in stage.split("+") for module in stage_modules(*each.split())}
+        assert modules - OUTSIDE == expected, stage
 
 
 def test_added_budget_runs_only_its_jobs(finished: Project, tmp_path: Path) -> None:
@@ -344,7 +374,7 @@ def test_deleted_policy_reruns_only_what_depends_on_it(finished: Project, tmp_pa
     copy = finished.copy(tmp_path / "copy")
     shutil.rmtree(copy.folder / "results" / "small" / "policies" / "greedy-1e-06")
     jobs = copy.jobs()
-    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted")) == (1, 1, 2)
+    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted_small")) == (1, 1, 1)
     assert jobs.pop("write_manifest") == 1
     assert not CORE & set(jobs)
 
@@ -356,10 +386,10 @@ def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_p
     shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
     assert copy.jobs() == {}
     with (tmp_path / "repository" / "kvstages" / "measure" / "adaptation.py").open("a") as file:
-        file.write("# edited\n")
+        file.write("EDITED = True\n")
     jobs = copy.jobs()
-    assert jobs["adapt_model"] == 2
-    assert not {"fetch_artifact", "sweep_layer", "evaluate_policy", "allocate_policy"} & set(jobs)
+    assert jobs["adapt_models_small"] == 1
+    assert not {"fetch_artifact", "sweep_layers_small", "evaluate_policy", "allocate_policy"} & set(jobs)
 
 
 def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
@@ -370,8 +400,9 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
     results = finished.folder / "results" / "small"
     expected = [*results.glob("figures/*.svg"), *results.glob("tables/*.html")]
     for group, kind in (("figure", "figures"), ("table", "tables")):
-        known = main.get_command(click.Context(main), group).commands
+        known = main.get_command(click.Context(main), group).list_commands(click.Context(main))
         assert {path.stem for path in expected if path.parent.name == kind} == set(known)
+    expected.append(finished.folder / "benchmarks" / "small" / "time.html")
     assert sorted(shown) == sorted(path.relative_to(finished.folder).as_posix() for path in expected)
     for name, entry in shown.items():
         content = base64.b64decode(entry["data_uri"].partition("base64,")[2])
@@ -386,7 +417,7 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
 
 def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
     target = "results/small/sweep/float32/layer-00.csv"
-    log = project.folder / "logs" / "sweep_layer" / "small" / "float32" / "layer-00.log"
+    log = project.folder / "logs" / "sweep_layers" / "small" / "float32.log"
     process = subprocess.Popen(
         project.command(target),
         cwd=project.folder,
@@ -407,4 +438,4 @@ def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
     assert "--unlock" in project.run(target, status=1)
     project.run("--unlock")
     project.run(target, "--rerun-incomplete")
-    assert [path.name for path in (project.folder / target).parent.iterdir()] == ["layer-00.csv"]
+    assert sorted(path.name for path in (project.folder / target).parent.iterdir()) == ["layer-00.csv", "layer-01.csv"]
