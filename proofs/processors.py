@@ -38,35 +38,6 @@ MEASURING = "adaptation cache evaluation execution gpt gradients joint metrics q
 
 def failing_tests(environment: dict[str, str], threads: int) -> int | str:
     """How many of the tests that measure fail."""
-
-    paths += [path for name in MEASURING.split() for path in REPOSITORY.glob(f"tests/*/test_{name}.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, paths)],
-        cwd=REPOSITORY,
-        env={**os.environ, **environment, "OMP_NUM_THREADS": str(threads)},
-        capture_output=True,
-        text=True,
-    )
-    failed = [line.removeprefix("FAILED ") for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    for line in failed:
-        print(f"    {line}", flush=True)
-    return len(failed) if done.returncode in (0, 1) else f"pytest ended with {done.returncode}"
-
-
-def run_study(folder: Path, artifacts: Path, paths: dict[str, str], environment: dict[str, str], threads: int) -> Path:
-    """Results of the small study, run from nothing in ``folder``."""
-    project = Project(folder, {**environment, "OMP_NUM_THREADS": str(threads)})
-    study = study_of({"source": "local", "location": str(artifacts)}, artifacts, paths)
-    project.configure({**study, "comparison": COMPARISON}, {**SHARED, "threads": threads})
-    project.run("--cores", "2")
-    return folder / "results" / "small"
-
-
-def main() -> int:
-    """Run every setting and print its line of the table as it is done."""
-    wrong = 0
-    with tempfile.TemporaryDirectory() as work:
-        artifacts = Path(work) / "artifacts"
     paths = sorted(path for name in MEASURING.split() for path in REPOSITORY.glob(f"tests/*/test_{name}.py"))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, paths)],
@@ -92,14 +63,13 @@ def run_study(folder: Path, artifacts: Path, paths: dict[str, str], environment:
 
 def main() -> int:
     """Run every setting and print its line of the table as it is done."""
-    wrong = 0
+    wrong = False
     with tempfile.TemporaryDirectory() as work:
         artifacts = Path(work) / "artifacts"
         paths = bundle(artifacts)
         first: Path | None = None
-        print(
-            "| as if | tests that fail | same bytes | same numbers | by choice | outside |\n|---|---|---|---|---|---|"
-        )
+        print("| as if | tests that fail | same bytes | same numbers | by choice | outside |")
+        print("|---|---|---|---|---|---|", flush=True)
         for number, (name, (environment, threads)) in enumerate(SETTINGS.items()):
             failed = failing_tests(environment, threads)
             results = run_study(Path(work) / str(number), artifacts, paths, environment, threads)
@@ -109,8 +79,8 @@ def main() -> int:
             print(f"| {name} | {failed} | {' | '.join(map(str, counts))} |", flush=True)
             for line in (*found.choices, *found.outside):
                 print(f"    {line}", flush=True)
-            wrong += failed != 0 or bool(found.outside)
-    return int(wrong > 0)
+            wrong = wrong or failed != 0 or bool(found.outside)
+    return int(wrong)
 
 
 if __name__ == "__main__":
