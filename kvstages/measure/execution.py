@@ -18,7 +18,7 @@ from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
 from kvstages.measure.setting import Setting
-from kvstages.models.decoder import Cache, Decoder
+from kvstages.models.decoder import Cache, CausalCache, Decoder
 
 # Tokens of one one-pass pass: enough rows for matrix products at full speed; more would leave a CPU's cache.
 PASS_TOKENS = {"cpu": 512, "cuda": 1 << 16}
@@ -113,8 +113,11 @@ def run_layers(
     return torch.cat([model.run_layers(each, cache, first, last) for each in x.split(1, dim=1)], dim=1)
 
 
-def policy_cache(model: Decoder, grid: PrecisionGrid, blocks: int, tokens: int, execution: str) -> Cache:
-    """The cache that blocks of ``tokens`` go through under a policy's grid."""
+def policy_cache(model: Decoder, grid: PrecisionGrid | None, blocks: int, tokens: int, execution: str) -> Cache:
+    """The cache that blocks of ``tokens`` go through under a policy's grid; None stores keys and values exactly, as
+    the model computes them (one-pass only)."""
+    if grid is None:
+        return CausalCache(model.device)
     if execution == "one-pass":
         return BlockCache(grid, model.device)
     return packed_cache(model, grid, blocks, tokens)
@@ -124,7 +127,7 @@ def policy_cache(model: Decoder, grid: PrecisionGrid, blocks: int, tokens: int, 
 def window_states(
     model: Decoder,
     tokens: Tensor,
-    grid: PrecisionGrid,
+    grid: PrecisionGrid | None,
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
@@ -147,7 +150,7 @@ def window_states(
 def window_logits(
     model: Decoder,
     tokens: Tensor,
-    grid: PrecisionGrid,
+    grid: PrecisionGrid | None,
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,

@@ -7,6 +7,7 @@ Axes: B blocks, T tokens, V vocabulary.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +17,14 @@ from torch.nn import functional as F
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import blocks_per_pass, policy_cache, position_slices, run_layers
-from kvstages.measure.metrics import Normalizer, divergence_and_normalizer, normalizer, target_logits
+from kvstages.measure.metrics import Normalizer, divergence, divergence_and_normalizer, normalizer, target_logits
 from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
 
 OF_POLICY = ["policy", "recipe", "allocator", "sensitivity", "unit"]
-MEANS = ["mean_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
-JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "proxy", "block", *MEANS]
+MEANS = ["mean_kl", "truth_kl", "agreement", "cross_entropy", "agrees_alone", "first_agrees_alone"]
+JOINT_COLUMNS = [*OF_POLICY, "precisions", "bytes", "bf16_bytes", "limit", "proxy", "block", *MEANS]
 
 
 @torch.no_grad()
@@ -35,16 +36,20 @@ def measure(
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
+    truth: Logits | None = None,
 ) -> dict[str, list[Any]]:
     """Columns of a table by policy (in the order given) and block: means over the block's positions.
 
     Token ids [B, T], ``reference`` logits [B, T, V] by the same execution, memory in bytes. KL in nats, agreement as a
     share, cross entropy over the T − 1 targets. For McNemar's test: the positions where the policy's argmax
     is the reference's and the first policy's is not, and the other way round. Policies with equal precisions are run
-    once, and so are the first layers that policies have in common. ValueError where the reference does not fit
-    the window.
+    once, and so are the first layers that policies have in common. ``truth``: logits [B, T, V] of the FP32 model that
+    stores keys and values exactly; where they are given, ``truth_kl`` is the KL from them, else NaN. ValueError where
+    the reference or the truth does not fit the window.
     """
     check_reference(reference, model, tokens)
+    if truth is not None:
+        check_reference(truth, model, tokens)
     found = _measure_grids(
         model,
         tokens,
@@ -53,6 +58,7 @@ def measure(
         setting,
         memory,
         progress,
+        truth,
     )
     rows = []
     for policy in policies:
@@ -64,7 +70,7 @@ def measure(
         known = [policy[key] for key in OF_POLICY]
         precisions = " ".join(name for name in policy["ladder"] if name != "bf16")
         rows += [
-            (*known, precisions, size["total"], size["bf16"], policy["proxy"], block, *values, *counts)
+            (*known, precisions, size["total"], size["bf16"], policy["limit"], policy["proxy"], block, *values, *counts)
             for block, (values, counts) in enumerate(zip(means.tolist(), alone.tolist(), strict=True))
         ]
     return {name: [row[index] for row in rows] for index, name in enumerate(JOINT_COLUMNS)}
@@ -78,10 +84,12 @@ def _measure_grids(
     setting: Setting,
     memory: int,
     progress: Callable[[float], None],
+    truth: Logits | None,
 ) -> dict[PrecisionGrid, tuple[Tensor, Tensor]]:
-    """Of each grid: mean KL, agreement and cross entropy of each block, FP64 [B, 3]; where argmaxes agree, [B, T]."""
+    """Of each grid: mean KL, KL from the truth, agreement and cross entropy of each block, FP64 [B, 4]; where argmaxes
+    agree, [B, T]."""
     following = F.pad(tokens[:, 1:], (0, 1), value=0)
-    kl, entropy = torch.empty(2, len(grids), *tokens.shape, dtype=torch.float64)
+    kl, from_truth, entropy = torch.full((3, len(grids), *tokens.shape), math.nan, dtype=torch.float64)
     agrees = torch.empty(len(grids), *tokens.shape, dtype=torch.bool)
     blocks, length = tokens.shape
     step = blocks_per_pass(model, blocks, length, setting.execution, memory)
@@ -89,26 +97,34 @@ def _measure_grids(
         rows = slice(start, min(start + step, blocks))
         slices = position_slices(model, rows.stop - start, length, memory)
         of_reference: dict[int, tuple[Normalizer, Tensor]] = {}
-        kept: dict[int, Tensor] = {}
+        of_truth: dict[int, Normalizer] = {}
+        kept: dict[int, tuple[Tensor, Tensor | None]] = {}
         for done, (index, x) in enumerate(_last_states(model, tokens[rows], grids, setting)):
             for positions in slices:
                 where = rows, positions
-                other = kept.get(positions.start)
-                if other is None:
+                if positions.start in kept:
+                    other, exact = kept[positions.start]
+                else:
                     other = reference[where].to(tokens.device)
+                    exact = None if truth is None else truth[where].to(tokens.device)
                 if len(slices) == 1:
-                    kept[positions.start] = other
+                    kept[positions.start] = other, exact
                 if positions.start not in of_reference:
                     of_reference[positions.start] = normalizer(other), other.argmax(dim=-1)
+                    if exact is not None:
+                        of_truth[positions.start] = normalizer(exact)
                 normal, top = of_reference[positions.start]
                 logits = model.logits(x[:, positions])
                 found, own = divergence_and_normalizer(logits, other, normal)
                 kl[index][where] = found.cpu()
+                if exact is not None:
+                    from_truth[index][where] = divergence(logits, exact, of_truth[positions.start]).cpu()
                 entropy[index][where] = own.cross_entropy(target_logits(logits, following[where])).cpu()
                 agrees[index][where] = (logits.argmax(dim=-1) == top).cpu()
             progress((start + (rows.stop - start) * (done + 1) / len(grids)) / blocks)
     # The last position of a block predicts no token of it.
-    means = torch.stack((kl.mean(dim=2), agrees.double().mean(dim=2), entropy[:, :, :-1].mean(dim=2)), dim=2)
+    averaged = kl, from_truth, agrees.double(), entropy[:, :, :-1]
+    means = torch.stack([values.mean(dim=2) for values in averaged], dim=2)
     return {grid: (means[index], agrees[index]) for index, grid in enumerate(grids)}
 
 

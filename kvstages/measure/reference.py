@@ -20,6 +20,9 @@ from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
 
 TENSOR = "logits"
+# What the record of logits says that no rounding of keys and values has touched; and of those in FP32.
+CACHE = {"cache": "exact"}
+EXACT = {"execution": "one-pass", "compute_dtype": "float32", **CACHE}
 
 
 class Logits(Protocol):
@@ -41,9 +44,11 @@ def write_reference(
 ) -> None:
     """Write the logits of the unquantized decoder, of token ids [B, T], as they are computed; memory in bytes.
 
+    Keys and values are stored as BF16, unless the ``record`` says with ``CACHE`` that they are stored exactly.
     ValueError names the first block and position whose logits are not finite; nothing is then left of the file.
     """
-    slices = window_logits(model, tokens, dense_grid(model), setting, memory, progress)
+    grid = None if CACHE.items() <= record.items() else dense_grid(model)
+    slices = window_logits(model, tokens, grid, setting, memory, progress)
     shape = (*tokens.shape, model.shape.vocabulary)
     write_tensor_slices(path, TENSOR, model.dtype, shape, map(_checked, slices), record)
 
@@ -65,8 +70,9 @@ def read_reference(path: Path, made: Mapping[str, Any]) -> TensorSlices:
     ValueError names ``path`` if it holds something else, or was not computed as ``made`` says.
     """
     logits = TensorSlices(path, TENSOR)
-    record = logits.record
-    differ = [f"{key} {record.get(key)}, not {value}" for key, value in made.items() if record.get(key) != value]
+    # Logits of exact keys and values are the truth, never the reference.
+    expected, record = {**dict.fromkeys(CACHE), **made}, logits.record
+    differ = [f"{key} {record.get(key)}, not {value}" for key, value in expected.items() if record.get(key) != value]
     if differ:
         raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
     return logits

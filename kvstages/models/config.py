@@ -1,4 +1,4 @@
-"""The shape of a decoder, and how it is read from a model file without importing torch.
+"""The shape of a decoder, read from a model file without importing torch.
 
 Stages that only need the shape (windows, allocate) start in a fraction of the time that torch takes to import.
 """
@@ -23,7 +23,7 @@ LARGEST_SIZE = 1 << 24
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What there is to measure in a decoder of any family: in each layer as many KV heads, of these widths.
+    """Shape of a decoder of any family: layers, KV heads in each layer, and widths.
 
     ``context`` is the longest text for which every layer attends to every token before. ``width`` is that of the hidden
     states, and ``query_heads`` attend to the KV heads; both serve estimates of memory alone.

@@ -1,4 +1,4 @@
-"""Which files hold a decoder of Hugging Face's, which of them are refused and why, and how they are opened.
+"""Files of a Hugging Face decoder: which there are, which are refused and why, and how they are opened.
 
 A model is a folder (config.json and safetensors files, one or several with their index) or one GGUF file. Nothing is
 downloaded, nothing is unpickled, and code that a folder brings along is never run.
@@ -162,7 +162,7 @@ def layer_types(config: transformers.PreTrainedConfig) -> list[tuple[str, int | 
 
 
 def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int, str]:
-    """For how many tokens every layer is full attention at fixed positions, and what sets that limit."""
+    """The number of tokens up to which every layer is full attention at fixed positions, and what sets that limit."""
     decoder = config.get_text_config(decoder=True)
     limits = [(LONGEST_TEXT, "the limit")]
     if isinstance(positions := getattr(decoder, "max_position_embeddings", None), int):
@@ -183,7 +183,7 @@ def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int
 
 
 def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:
-    """What every output says of a model: family, architecture, shape, and in which form its weights are kept."""
+    """The record of a model that every output has: family, architecture, shape, and form of its weights."""
     return {
         "family": "huggingface",
         "architecture": type(decoder.model).__name__,
@@ -215,7 +215,7 @@ def weights_record(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no advice from the library: what a stage prints is its own."""
+    """Turn off the library's progress bars and advice, because what a stage prints is its own."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with redirect_stderr(io.StringIO()):  # the bar over a GGUF file's tensors asks no one

@@ -1,4 +1,4 @@
-"""Opening a decoder of whatever family a path holds: the one place that knows which there are.
+"""Opening a decoder of any family: the one place that knows which families there are.
 
 ``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder or a GGUF file is a model of
 Hugging Face's, whose library is imported for such a one only.

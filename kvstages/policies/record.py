@@ -19,7 +19,7 @@ POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
 # What a set of policies says of each.
-SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "bytes", "proxy", "precisions")
+SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "limit", "bytes", "proxy", "precisions")
 
 
 def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
@@ -83,7 +83,8 @@ def read_policy(path: Path, shape: DecoderShape) -> dict[str, Any]:
 def read_policies(paths: Sequence[Path], shape: DecoderShape) -> list[dict[str, Any]]:
     """The policies of sets, one after the other.
 
-    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
+    Uniform policies stand in every set and are taken once. ValueError names the file and a policy that is not one for
+    a decoder of this shape, or another whose name comes twice.
     """
     policies: dict[str, dict[str, Any]] = {}
     for path in paths:
@@ -97,6 +98,8 @@ def read_policies(paths: Sequence[Path], shape: DecoderShape) -> list[dict[str, 
                 missing = [key for key in SET_KEYS if key not in policy]
                 if missing:
                     raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage policy-set")
+                if policy["recipe"] == "uniform" and policy["policy"] in policies:
+                    continue
                 if policy["policy"] in policies:
                     raise ValueError(f"a second policy of the name {policy['policy']}")
             except ValueError as error:

@@ -31,6 +31,7 @@ TABLES = {
     "sweep": "**/layer-*.csv",
     "sensitivity": "scores/*.csv",
     "joint": "**/joint.csv",
+    "windows": "windows.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
@@ -102,7 +103,7 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
     project.configure({**study, "adaptation": {**study["adaptation"], "seeds": [1337, 2026]}})
     jobs = project.jobs()
     expected = {
-        "fetch_artifact": 2,
+        "fetch_artifact": 3,
         "convert_checkpoint": 1,
         "cut_windows": 1,
         "sweep_layers_small": 1,
