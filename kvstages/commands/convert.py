@@ -15,7 +15,8 @@ import click
     help="PyTorch file (.pt) with config and model_state_dict, or a .safetensors file of this project.",
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The model.safetensors to write.")
-def command(checkpoint: Path, output: Path) -> None:
+@click.option("--layers", type=click.IntRange(min=1), help="Layers that the model must have.  [default: any number]")
+def command(checkpoint: Path, output: Path, layers: int | None) -> None:
     """Check a checkpoint and keep its weights as safetensors.
 
     Reads a checkpoint of the gpt2-nano architecture without running anything that it holds (weights_only); training
@@ -33,4 +34,6 @@ def command(checkpoint: Path, output: Path) -> None:
     from kvstages.models.checkpoints import read_checkpoint, save_model
 
     config, state = read_checkpoint(checkpoint)
+    if layers not in (None, config.num_layers):
+        raise ValueError(f"{checkpoint}: a model of {config.num_layers} layers, expected {layers}, as its study says")
     save_model(output, config, state)
