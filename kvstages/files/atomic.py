@@ -117,8 +117,8 @@ def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]], g
     """Write columns as CSV in full precision: the shortest text that reads back to the same number; None as nothing.
 
     A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it. In the
-    columns of ``gaps`` NaN is a number that there is not, and written as nothing. ValueError names ``path``, a column
-    and a row with NaN elsewhere or with infinity anywhere; or says that columns differ in length.
+    columns of ``gaps`` NaN and infinity are numbers that there are not, and written as nothing. ValueError names
+    ``path``, a column and a row with either elsewhere; or says that columns differ in length.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -132,7 +132,8 @@ def _cells(path: Path, name: str, values: Iterable[Any], may_lack: bool) -> Iter
     for row, value in enumerate(values):
         # pandas has a missing value that does not even compare; everything else equals itself but for NaN.
         missing = type(value).__name__ in ("NAType", "NaTType") or (value is not None and value != value)
-        if (not may_lack) if missing else value in (math.inf, -math.inf):
+        missing = missing or value in (math.inf, -math.inf)
+        if missing and not may_lack:
             raise ValueError(f"{path}: {name} would be {value} in row {row + 1}, expected a finite number")
         if value is None or missing:
             yield ""

@@ -27,7 +27,7 @@ VOCABULARY, BLOCK, MEMORY_MB = 65_536, 256, 24
 # Beside it: weights as they are read, laid out anew, and trained (with gradients and two averages), and what libraries
 # keep for themselves.
 WEIGHTS = 2 * VOCABULARY * 16 * 4
-BESIDE = 8 * WEIGHTS + (48 << 20)
+BESIDE = 10 * WEIGHTS + (64 << 20)
 # Runs stages one after the other in one process whose data may grow by so many bytes once libraries are imported.
 LIMITED = """
 import json, resource, sys
@@ -60,7 +60,9 @@ def folder(tmp_path_factory):
         "int4", "greedy", Budget(1.0, "nats"), grid, 0.5, 1, 8, BLOCK, unit="head", ladder=BITS, sensitivity="made-up"
     )
     write_json(folder / "policy.json", record)
-    write_json(folder / "policies.json", {"policies": [{**record, "recipe": "int4"}]})
+    write_json(
+        folder / "policies.json", {"policies": [{**record, "recipe": "int4", "limit": record["bytes"]["total"]}]}
+    )
     return folder
 
 
