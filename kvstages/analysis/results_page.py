@@ -100,7 +100,8 @@ def _finding_equal_bytes(found: Mapping[str, Any]) -> str:
     value = last["policies"]["exact"]["float32"]["kl_reduction"][0]
     return (
         f"**FP32 scores.** At {first['bytes']:,} bytes they give {own} KL in FP32, {other} in BF16, and {excess} of "
-        f"what quantization adds to the distance from the FP32 model.{small} At {last['bytes']:,} bytes: {_less(value)}."
+        f"what quantization adds to the distance from the FP32 model.{small} At {last['bytes']:,} bytes: "
+        f"{_less(value)}."
     )
 
 

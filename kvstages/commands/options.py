@@ -13,7 +13,9 @@ import click
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
-model = click.option("--model", type=INPUT, required=True, help="Weights, from the stage convert.")
+model = click.option(
+    "--model", type=click.Path(exists=True, path_type=Path), required=True, help="Weights, from the stage convert."
+)
 windows = click.option("--windows", type=INPUT, required=True, help="Token windows, from the stage windows.")
 window = click.option("--window", required=True, help="Name of the window to use, such as calibration.")
 compute_dtype = click.option(

@@ -174,6 +174,13 @@ def test_a_rule_that_loads_a_decoder_declares_a_gpu_and_threads_and_no_other_doe
     assert bool(re.search(r"^\s+threads: .*threads", text, re.MULTILINE)) == decodes
 
 
+@pytest.mark.parametrize("name", rules())
+def test_every_rule_keeps_a_log_and_beside_it_its_time_and_memory(name: str) -> None:
+    log = re.search(r'log:\s+f?"logs/(.+)\.log"', rules()[name])
+    kept = re.search(r'benchmark:\s+f?"benchmarks/(.+)\.tsv"', rules()[name])
+    assert log and kept and log[1] == kept[1]
+
+
 def test_rules_of_both_kinds_are_found() -> None:
     kinds = {
         stage: {loads_a_decoder(text) for text in rules().values() if f" {stage} " in text}
@@ -441,7 +448,7 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
 
 TYPED = (
     r"""*bold* _under_ |bar| `tick` ``code`` $x^2$ {{ 7 * 7 }} \\ & "two" 'one' <b>tag</b> </script><script>alert(1)"""
-    r"""</script> <!-- :raw-html:`<i>` .. include:: config/config.yaml .. _x: javascript:alert(1) ü 图"""
+    r"""</script> <!-- :raw-html:`<i>` .. include:: secret.txt .. _x: javascript:alert(1) ü 图"""
 )
 
 
@@ -450,10 +457,11 @@ def test_a_title_is_shown_in_the_report_as_it_is_typed(finished: Project, tmp_pa
     copy = finished.copy(tmp_path / "copy")
     study = yaml.safe_load((copy.folder / "config" / "studies" / "small.yaml").read_text())
     copy.configure({**study, "title": TYPED})
+    (copy.folder / "secret.txt").write_text("for nobody else")
     copy.run("results/small/tables/results.html")
     copy.run("--report", "report.html")
     page = (copy.folder / "report.html").read_text()
-    assert "alert(1)</script>" not in page and "<script>alert" not in page and SHARED["container"] not in page
+    assert "alert(1)</script>" not in page and "<script>alert" not in page and "nobody else" not in page
     text, _ = json.JSONDecoder().raw_decode(page.partition("var workflow_desc = ")[2])
     shown, _ = json.JSONDecoder().raw_decode(page.partition("var results = ")[2])
     table = base64.b64decode(shown["results/small/tables/results.html"]["data_uri"].partition("base64,")[2]).decode()
