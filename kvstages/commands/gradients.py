@@ -57,7 +57,8 @@ def command(
     --output-table scores/gradients.csv --projections gradients/projections.safetensors
     """
     from kvstages.files.atomic import write_table, write_tensors
-    from kvstages.measure.gradients import window_projections
+    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, window_projections
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
     from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
@@ -67,10 +68,12 @@ def command(
     place = prepare(device, threads)
     decoder = open_decoder(model, DTYPES["float32"], place)
     tokens = load_window(windows, window, decoder.shape).to(place)
+    block = graph_bytes(decoder, tokens.shape[1], len(wanted), probes)
+    check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
     with options.progress("gradients") as report:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report)
     length = tokens.shape[1]
     found = Projections(values.numpy(), wanted, length)
     table = sensitivity_columns(found, {trial: each.numpy() for trial, each in error.items()})
     write_tensors(projections, {TENSOR: values}, record_of(wanted, length, window))
-    write_table(output_table, table)
+    write_table(output_table, table, ["standard_error"])

@@ -26,11 +26,13 @@ from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.rounding import storage_rounding
 from kvstages.cache.sides import join, part
-from kvstages.measure.execution import PASS_TOKENS, dense_grid
+from kvstages.measure.execution import PASS_TOKENS, dense_grid, position_slices
 from kvstages.measure.sweep import read_back, reconstruction_error
 from kvstages.models.decoder import Decoder
 
 Error = dict[tuple[str, str], Tensor]
+# Logits, their softmax, a probe's scores and their sign's product; three in FP64 on the way to the softmax.
+SCORE_COPIES = 10
 
 
 class GradientCache(BlockCache):
@@ -57,47 +59,70 @@ class GradientCache(BlockCache):
         return part(torch.cat((both + added, both), dim=2), keys, values)
 
 
-class Scores:
-    """Signed scores ε_t · (e_y − q_t) of the logits [B, T, V], a probe at a time.
+def draws(probes: int, blocks: range, tokens: int) -> Tensor:
+    """Random numbers of each probe and block: those of labels and those of signs, FP64 [P, B, 2, T].
 
     Each block draws by itself, seeded with its number and the probe's, on the CPU: a draw depends neither on which
     blocks go through the model together nor on the device.
     """
+    # Not a torch.Generator: of its seed only the lower 32 bits count.
+    numbers = [
+        [np.random.default_rng([probe, block]).random((2, tokens)) for block in blocks] for probe in range(probes)
+    ]
+    return torch.from_numpy(np.array(numbers))
 
-    def __init__(self, logits: Tensor, first_block: int):
+
+class Scores:
+    """Signed scores ε_t · (e_y − q_t) of logits [B, t, V], a probe at a time."""
+
+    def __init__(self, logits: Tensor):
         wide = logits.detach().double().softmax(dim=-1)
         self.q = wide.to(logits.dtype)
         self.cumulative = wide.cpu().cumsum(dim=-1)
-        self.first_block = first_block
 
-    def draw(self, probe: int) -> Tensor:
-        """The scores [B, T, V] of one probe."""
-        blocks, length, vocabulary = self.q.shape
-        numbers = []
-        for block in range(self.first_block, self.first_block + blocks):
-            # Not a torch.Generator: of its seed only the lower 32 bits count.
-            numbers.append(torch.from_numpy(np.random.default_rng([probe, block]).random((2, length))))
-        places, signs = torch.stack(numbers, dim=1)
+    def draw(self, numbers: Tensor) -> Tensor:
+        """The scores [B, t, V] that random numbers [B, 2, t] give."""
+        places, signs = numbers.unbind(dim=1)
         places = (places * self.cumulative[..., -1]).unsqueeze(-1)
-        labels = torch.searchsorted(self.cumulative, places, right=True).clamp_(max=vocabulary - 1)
+        labels = torch.searchsorted(self.cumulative, places, right=True).clamp_(max=self.q.shape[-1] - 1)
         signs = torch.where(signs < 0.5, -1.0, 1.0).to(self.q).unsqueeze(-1)
-        chosen = torch.arange(vocabulary, device=self.q.device) == labels.to(self.q.device)
+        chosen = torch.arange(self.q.shape[-1], device=self.q.device) == labels.to(self.q.device)
         return (chosen.to(self.q.dtype) - self.q) * signs
 
 
+def state_gradients(model: Decoder, states: Tensor, numbers: Tensor, memory: int) -> Tensor:
+    """Gradients of each probe's scores with respect to the states [B, T, E] after the last layer: [P, B, T, E].
+
+    Logits are computed a slice of positions at a time; each position's are its state's alone. ``numbers`` [P, B, 2, T].
+    """
+    found = states.new_empty(len(numbers), *states.shape)
+    for positions in position_slices(model, *states.shape[:2], memory, SCORE_COPIES):
+        piece = states.detach()[:, positions].requires_grad_()
+        with torch.enable_grad():
+            logits = model.logits(piece)
+        scores = Scores(logits)
+        for probe, drawn in enumerate(numbers):
+            (found[probe, :, positions],) = torch.autograd.grad(
+                logits, piece, scores.draw(drawn[:, :, positions]), retain_graph=probe + 1 < len(numbers)
+            )
+    return found
+
+
 def block_projections(
-    model: Decoder, tokens: Tensor, precisions: Sequence[str], probes: int, first_block: int = 0
+    model: Decoder, tokens: Tensor, precisions: Sequence[str], probes: int, memory: int, first_block: int = 0
 ) -> tuple[Tensor, Error]:
     """What one slice of a window's blocks tells: ``a_u`` and the reconstruction errors of its keys and values.
 
     a_u: FP64 [P, B, L, 2H, R], a layer's tensors being the keys of the heads and then their values. Errors: relative
     squared error as in a sweep, {(part, precision): [L, H, B]}. Token ids [B, T], the first block's number in its
-    window; one forward pass, and a backward pass a probe, for all blocks, units and precisions together.
+    window; one forward pass, and a backward pass a probe, for all blocks, units and precisions together. ``memory``
+    (bytes) bounds the logits.
     """
     cache = GradientCache(model, tokens.device)
     with torch.enable_grad():
-        logits = model.logits(model.run_layers(model.embed(tokens), cache))
-    scores = Scores(logits, first_block)
+        states = model.run_layers(model.embed(tokens), cache)
+    numbers = draws(probes, range(first_block, first_block + len(tokens)), tokens.shape[1])
+    at_states = state_gradients(model, states, numbers, memory)
     # Rows of one product a tensor: [B, 2H, R, T · D].
     errors = [
         torch.stack([read_back(stored, precision) - stored for precision in precisions], dim=2).flatten(3)
@@ -105,7 +130,7 @@ def block_projections(
     ]
     found = torch.empty(probes, len(tokens), len(errors), *errors[0].shape[1:3], dtype=torch.float64)
     for probe in range(probes):
-        gradients = torch.autograd.grad(logits, cache.added, scores.draw(probe), retain_graph=probe + 1 < probes)
+        gradients = torch.autograd.grad(states, cache.added, at_states[probe], retain_graph=probe + 1 < probes)
         for layer, (gradient, error) in enumerate(zip(gradients, errors, strict=True)):
             found[probe, :, layer] = (error @ gradient.flatten(2).unsqueeze(-1)).squeeze(-1)
     wrong = {
@@ -138,20 +163,20 @@ def _slices(
     memory: int,
     progress: Callable[[float], None],
 ) -> Iterator[tuple[Tensor, Error]]:
-    step = max(1, memory // graph_bytes(model, tokens.shape[1], len(precisions)))
+    step = max(1, memory // 2 // graph_bytes(model, tokens.shape[1], len(precisions), probes))
     step = min(step, max(1, PASS_TOKENS[tokens.device.type] // tokens.shape[1]))
     for start in range(0, len(tokens), step):
         part = tokens[start : start + step]
-        yield block_projections(model, part, precisions, probes, start)
+        yield block_projections(model, part, precisions, probes, memory, start)
         progress((start + len(part)) / len(tokens))
 
 
-def graph_bytes(model: Decoder, tokens: int, precisions: int) -> int:
+def graph_bytes(model: Decoder, tokens: int, precisions: int, probes: int) -> int:
     """Estimate of the memory that one block keeps for its backward passes, in bytes.
 
     Activations of every layer (about 30 of width E a token, and the scores of attention over 2T positions, three
-    times), the errors of every precision, and of the logits four copies and two in FP64.
+    times), the errors of every precision, and the gradients of every probe where the output layer begins.
     """
     shape, size = model.shape, model.dtype.itemsize
     layer = tokens * ((30 + 2 * precisions) * shape.width + 6 * shape.query_heads * tokens)
-    return size * shape.layers * layer + (4 * size + 16) * tokens * shape.vocabulary
+    return size * (shape.layers * layer + probes * tokens * shape.width)
