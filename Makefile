@@ -10,7 +10,7 @@
 # make clean-study STUDY=S   remove everything that was made of the study S
 
 PYTHON ?= python3
-STUDY ?= embedded
+STUDY ?= demo
 # cpu or cuda: the build of torch; empty: the CPU's where the package index has it, else the index's own.
 TORCH ?=
 VENV := .venv
@@ -82,7 +82,7 @@ benchmark: $(INSTALLED)
 clean-study:
 	@case "$$STUDY" in \
 		'' | bundled | -* | *[!a-z0-9-]*) \
-			echo "STUDY='$$STUDY': expected the name of a study, such as STUDY=embedded" >&2; exit 1;; \
+			echo "STUDY='$$STUDY': expected the name of a study, such as STUDY=demo" >&2; exit 1;; \
 	esac
-	rm -rf resources/$(STUDY) results/$(STUDY) .made/resources/$(STUDY) .made/results/$(STUDY)
+	rm -rf resources/$(STUDY) results/$(STUDY) .ledger/resources/$(STUDY) .ledger/results/$(STUDY)
 	rm -rf logs/*/$(STUDY) logs/*/$(STUDY).log

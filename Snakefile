@@ -12,11 +12,12 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from kvstages import made, names
-from kvstages.budgets import NATS
-from kvstages.configuration import FILES as ARTIFACTS
-from kvstages.configuration import check_shared, check_study, load_study
-from kvstages.provenance import RUN, run_record
+from kvstages.files import ledger
+from kvstages.policies import names
+from kvstages.policies.budgets import NATS
+from kvstages.study.configuration import FILES as ARTIFACTS
+from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.provenance.environment import RUN, run_record
 
 min_version("9.0")
 
@@ -50,8 +51,8 @@ os.environ.setdefault(f"APPTAINERENV_{RUN}", os.environ[RUN])
 
 
 onstart:
-    # From now on stages record what they write, and check what they read (kvstages/made.py).
-    Path(made.FOLDER).mkdir(exist_ok=True)
+    # From now on stages record what they write, and check what they read (kvstages/files/ledger.py).
+    Path(ledger.FOLDER).mkdir(exist_ok=True)
 
 
 report: "report/workflow.rst"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import start_up
-from kvstages.files import write_json, write_table
-from kvstages.provenance import processor
+from kvstages.files.atomic import write_json, write_table
+from kvstages.provenance.environment import processor
 
 DTYPES = ("float32", "bfloat16")
 Row = dict[str, Any]
@@ -41,25 +41,25 @@ def run_case(name: str, **options: Any) -> Row:
 
 
 def sweep_rows(threads: Iterable[int]) -> Iterator[Row]:
-    """Naive, parallel and incremental, in turn, for both shapes and dtypes."""
-    for shape, dtype, count in itertools.product(("full", "embedded"), DTYPES, threads):
+    """Naive, one-pass and token-by-token, in turn, for both shapes and dtypes."""
+    for shape, dtype, count in itertools.product(("full", "demo"), DTYPES, threads):
         chosen = {"shape": shape, "dtype": dtype, "threads": count}
         yield run_case("naive", **chosen)
-        yield run_case("sweep", execution="parallel", **chosen)
+        yield run_case("sweep", execution="one-pass", **chosen)
         yield run_case("naive", **chosen)
-        yield run_case("sweep", execution="incremental", **chosen)
+        yield run_case("sweep", execution="token-by-token", **chosen)
 
 
 def study_rows() -> Iterator[Row]:
     """The published configuration at the full shape, and what a step of adaptation takes the plain way."""
     for dtype in DTYPES:
         yield run_case("naive-adaptation", shape="full", dtype=dtype, threads=1)
-        yield run_case("study", shape="full", dtype=dtype, execution="parallel", threads=1)
+        yield run_case("study", shape="full", dtype=dtype, execution="one-pass", threads=1)
 
 
 def scaling_rows() -> Iterator[Row]:
     """One layer's sweep (the lowest) against heads, layers, tokens and block length; FP32, one thread."""
-    base = {"shape": "full", "dtype": "float32", "execution": "parallel", "threads": 1, "layers": "0", "depth": 6}
+    base = {"shape": "full", "dtype": "float32", "execution": "one-pass", "threads": 1, "layers": "0", "depth": 6}
     for heads in (2, 4, 8):
         yield {"against": "heads", **run_case("sweep", **base, heads=heads)}
     for depth in (3, 6, 12):
@@ -72,11 +72,11 @@ def scaling_rows() -> Iterator[Row]:
 
 def gradient_rows() -> Iterator[Row]:
     """Scores from gradients and the sweep: both shapes, and against heads, layers and precisions."""
-    for shape in ("embedded", "full"):
-        yield {"against": "shape", **run_case("fisher", shape=shape, threads=1)}
+    for shape in ("demo", "full"):
+        yield {"against": "shape", **run_case("gradients", shape=shape, threads=1)}
     for key, values in (("heads", (2, 4, 8)), ("depth", (3, 6, 12)), ("precisions", (1, 2, 4))):
         for value in values:
-            yield {"against": key, **run_case("fisher", shape="embedded", threads=1, **{key: value})}
+            yield {"against": key, **run_case("gradients", shape="demo", threads=1, **{key: value})}
 
 
 def decode_rows() -> Iterator[Row]:

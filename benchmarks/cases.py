@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from benchmarks import naive
-from kvstages.adaptation import Arm, adapt
-from kvstages.budgets import Budget
-from kvstages.cache import PackedCache
-from kvstages.evaluation import evaluate
-from kvstages.execution import dense_grid, window_logits
-from kvstages.fisher import window_projections
-from kvstages.gpt import GPT, GPTConfig
-from kvstages.grid import PARTS, UNITS, Grid
-from kvstages.policies import policy_record
-from kvstages.quantizer import QUANTIZED
-from kvstages.runtime import DTYPES, Setting, prepare
-from kvstages.sweep import sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.packed import PackedCache
+from kvstages.cache.precision_grid import PARTS, UNITS, PrecisionGrid
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.measure.adaptation import Arm, adapt
+from kvstages.measure.evaluation import evaluate
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.gradients import window_projections
+from kvstages.measure.setting import DTYPES, Setting, prepare
+from kvstages.measure.sweep import sweep_layer
+from kvstages.models.gpt2_nano import GPT, GPTConfig
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.scores.columns import trials
 
 FULL = GPTConfig(vocab_size=9157, context_len=1024, embedding_dim=512, num_layers=12, num_heads=8)
-EMBEDDED = GPTConfig(vocab_size=2048, context_len=256, embedding_dim=128, num_layers=12, num_heads=8)
-SHAPES = {"full": FULL, "embedded": EMBEDDED}
+DEMO = GPTConfig(vocab_size=2048, context_len=256, embedding_dim=128, num_layers=12, num_heads=8)
+SHAPES = {"full": FULL, "demo": DEMO}
 MEMORY = 2048 << 20
 PRECISIONS = ("int8", "int4")
 TRIALS = trials(UNITS["head"], PRECISIONS)
@@ -135,7 +135,7 @@ def processor_seconds(function: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def fisher_case(
+def gradients_case(
     shape: str, threads: int, probes: int = 32, heads: int = 0, depth: int = 0, precisions: int = 4
 ) -> dict[str, Any]:
     """All scores from gradients against the sweep of all parts and precisions, in one process, by its CPU time.
@@ -150,7 +150,7 @@ def fisher_case(
     model, tokens = random_model(config, "float32").to(place), random_tokens(config, 8, 64)
     wanted = QUANTIZED[:precisions]
     tried = [(part, precision) for part in PARTS for precision in wanted]
-    setting = Setting("parallel", "float32")
+    setting = Setting("one-pass", "float32")
 
     @torch.no_grad()
     def forward() -> None:
@@ -169,24 +169,24 @@ def fisher_case(
     measured, one = depth * sum(ends) / 2, statistics.median(passes)
     return {
         "forward_seconds": one,
-        "fisher_seconds": estimated,
+        "gradients_seconds": estimated,
         "sweep_seconds": measured,
-        "fisher_passes": estimated / one,
+        "gradients_passes": estimated / one,
         "sweep_passes": measured / one,
-        "sweep_over_fisher": measured / estimated,
+        "sweep_over_gradients": measured / estimated,
         "scores": depth * heads * len(tried),
     }
 
 
 def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
-    """Where one layer's parallel sweep at the full shape spends its time, as shares."""
+    """Where one layer's one-pass sweep at the full shape spends its time, as shares."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from kvstages import sweep as module
+    from kvstages.measure import sweep as module
 
     prepare("cpu", threads)
     model, tokens = packed_model(FULL, dtype), random_tokens(FULL, 8, 64)
-    setting = Setting("parallel", dtype)
+    setting = Setting("one-pass", dtype)
     measure = module.divergence
 
     def recorded(*arguments: Tensor) -> Tensor:
@@ -245,13 +245,13 @@ def naive_adaptation_case(shape: str, dtype: str, threads: int, steps: int = 3) 
     return {"seconds_a_step": spent / steps}
 
 
-def mixed_policy(config: GPTConfig) -> Grid:
+def mixed_policy(config: GPTConfig) -> PrecisionGrid:
     """A mixed policy in the published one's proportions: 70 INT4, 19 INT8 and 7 BF16 of 96 heads, by turns."""
     order = ["int4"] * 70 + ["int8"] * 19 + ["bf16"] * 7
     generator = torch.Generator().manual_seed(3)
     count = config.num_layers * config.num_heads
     flat = [order[int(index) % 96] for index in torch.randperm(count, generator=generator)]
-    return Grid.of_heads(
+    return PrecisionGrid.of_heads(
         flat[row * config.num_heads : (row + 1) * config.num_heads] for row in range(config.num_layers)
     )
 
@@ -263,7 +263,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     model = packed_model(config, dtype)
     calibration, adaptation, validation = (random_tokens(config, blocks, 64) for blocks in (8, 56, 32))
     setting = Setting(execution, dtype)
-    grids = [dense_grid(model), *(Grid.uniform(config.num_layers, config.num_heads, p) for p in PRECISIONS)]
+    grids = [dense_grid(model), *(PrecisionGrid.uniform(config.num_layers, config.num_heads, p) for p in PRECISIONS)]
     grids += [mixed_policy(config)] * 5
     of_scores = {"unit": "head", "ladder": ("bf16", *PRECISIONS), "sensitivity": "none"}
     policies = [
@@ -310,7 +310,7 @@ def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int =
     model, arithmetic = packed_model(FULL, dtype), DTYPES[dtype]
     tokens = random_tokens(FULL, batch, context)
 
-    def filled(grid: Grid, working_copy: bool) -> PackedCache:
+    def filled(grid: PrecisionGrid, working_copy: bool) -> PackedCache:
         cache = PackedCache(grid, batch, FULL.head_dim, arithmetic, context, working_copy, device)
         for layer in range(FULL.num_layers):
             past = torch.randn(batch, FULL.num_heads, context - steps, FULL.head_dim).to(arithmetic)
@@ -355,7 +355,7 @@ CASES = {
     "study": study_case,
     "decode": decode_case,
     "profile": profile_case,
-    "fisher": fisher_case,
+    "gradients": gradients_case,
 }
 
 

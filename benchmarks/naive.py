@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvstages.gpt import GPT
-from kvstages.metrics import divergence
-from kvstages.quantizer import LEVELS, choose_scale, dequantize, pack, quantize, unpack
+from kvstages.cache.precisions import MAX_CODES
+from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
+from kvstages.measure.metrics import divergence
+from kvstages.models.gpt2_nano import GPT
 
 
 class HeadCache:
@@ -30,7 +31,7 @@ class HeadCache:
             self.payload.append(x)
             return
         scale = choose_scale(x)
-        codes = quantize(x, scale, LEVELS[self.precision])
+        codes = quantize(x, scale, MAX_CODES[self.precision])
         self.scales.append(scale)
         self.payload.append(pack(codes, 4) if self.precision == "int4" else codes)
 
@@ -40,7 +41,7 @@ class HeadCache:
         if self.precision == "bf16":
             return stored
         codes = unpack(stored, 4, self.head_dim) if self.precision == "int4" else stored
-        return dequantize(codes, torch.stack(self.scales), LEVELS[self.precision], self.dtype)
+        return dequantize(codes, torch.stack(self.scales), MAX_CODES[self.precision], self.dtype)
 
 
 @torch.no_grad()
@@ -87,7 +88,7 @@ def intervention(model: GPT, tokens: Tensor, layer: int, head: int, precision: s
 
 def adaptation_step(model: GPT, frozen: GPT, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of adaptation as published: the frozen reference runs along, and the optimizer is not fused."""
-    from kvstages.adaptation import NoiseCache, losses
+    from kvstages.measure.adaptation import NoiseCache, losses
 
     with torch.no_grad():
         reference = frozen(tokens)

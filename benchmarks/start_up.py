@@ -26,10 +26,10 @@ def prepare(folder: Path) -> None:
     import numpy as np
     import torch
 
-    from kvstages.checkpoints import save_model
-    from kvstages.gpt import GPT
-    from kvstages.model_config import GPTConfig
-    from kvstages.shards import write_shard
+    from kvstages.models.checkpoints import save_model
+    from kvstages.models.config import GPTConfig
+    from kvstages.models.gpt2_nano import GPT
+    from kvstages.study.shards import write_shard
 
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=64, context_len=16, embedding_dim=16, num_layers=2, num_heads=2)

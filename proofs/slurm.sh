@@ -5,12 +5,12 @@
 # Run as root on a Debian with the packages slurm-wlm and munge, but without a SLURM of its own: the proof puts its
 # configuration into /etc/slurm, where jobs look for it, and takes it away again with the daemons that it started.
 # With the packages slurmdbd and mariadb-server this SLURM keeps accounts, as most clusters do; without them, or with
-# ACCOUNTING=no, it keeps none. STUDY (default embedded) names the study, WORK the folder to work in (default: a new temporary
+# ACCOUNTING=no, it keeps none. STUDY (default demo) names the study, WORK the folder to work in (default: a new temporary
 # one). The same study is run without SLURM first, for its SHA256SUMS, unless EXPECTED names such a file.
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/.." && pwd)
-study=${STUDY:-embedded}
+study=${STUDY:-demo}
 work=${WORK:-$(mktemp -d)}
 state=$work/slurm
 nodes=(n1 n2)

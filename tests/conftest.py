@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvstages.files import sha256, write_json, write_tensors, write_text
+from kvstages.files.atomic import write_json, write_tensors, write_text
+from kvstages.files.ledger import sha256
 
 REPOSITORY = Path(__file__).parents[1]
 # Run by every Python process of a workflow: writes down which modules of the package a stage imported.
@@ -38,7 +39,7 @@ STUDY = {
     "layers": 2,
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
-    "execution": "parallel",
+    "execution": "one-pass",
     "compute_dtype": "float32",
     "sensitivity": "measured",
     "probes": 4,
@@ -72,7 +73,7 @@ def decoder() -> Any:
     """A random decoder of ``SHAPE``, the same each time."""
     import torch
 
-    from kvstages.gpt import GPT, GPTConfig
+    from kvstages.models.gpt2_nano import GPT, GPTConfig
 
     torch.manual_seed(7)
     return GPT(GPTConfig(**SHAPE))
@@ -82,8 +83,8 @@ def write_tokens(folder: Path, shard: Path) -> None:
     """vocab.json and merges.json of a tokenizer, and a shard of random tokens."""
     import numpy as np
 
-    from kvstages.shards import write_shard
-    from kvstages.tokenizer import train_tokenizer
+    from kvstages.study.shards import write_shard
+    from kvstages.study.text import train_tokenizer
 
     tokenizer = train_tokenizer(["the cache holds what the head has seen " * 9], 40, "abcdefghijklmnopqrstuvwxyz")
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvstages.files import write_json, write_table
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_json, write_table
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 # How much a score and a relative reconstruction error grow from INT8.
 GROWTH = {"int8": 1.0, "int4": 329.0, "int3": 1800.0, "int2": 16129.0}
@@ -38,7 +38,7 @@ def sensitivity_table(
                         "layer": layer, "head": head, "part": part, "precision": precision, "mean_kl": kl,
                         "standard_error": kl / 9, "blocks": 8, "floor_kl": low,
                         "bf16_step_kl": None if low is None else 1e-8, "below_floor": int(low is not None and kl < low),
-                        "reconstruction_error": 1e-5 * GROWTH[precision], "source": source, "execution": "parallel",
+                        "reconstruction_error": 1e-5 * GROWTH[precision], "source": source, "execution": "one-pass",
                         "compute_dtype": source.removeprefix("measured-"),
                     })  # fmt: skip
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
@@ -56,10 +56,10 @@ RECIPES = {
     "published": ("greedy", "measured-bfloat16", "head", "int8 int4", 1.0),
     "greedy": ("greedy", "measured-float32", "head", "int8 int4", 0.8),
     "exact": ("exact", "measured-float32", "head", "int8 int4", 0.75),
-    "exact-split-low": ("exact", "measured-float32", "tensor", "int8 int4 int3 int2", 0.6),
-    "depth": ("depth", "measured-float32", "head", "int8 int4", 1.6),
+    "exact-split-low": ("exact", "measured-float32", "keys-values", "int8 int4 int3 int2", 0.6),
+    "by-depth": ("by-depth", "measured-float32", "head", "int8 int4", 1.6),
 }
-JOINT_SETTING = {"window": "validation", "execution": "parallel", "compute_dtype": "float32"}
+JOINT_SETTING = {"window": "validation", "execution": "one-pass", "compute_dtype": "float32"}
 BF16_BYTES = 393_216
 
 
@@ -85,9 +85,9 @@ def policy_rows(
 
 
 def write_set(folder: Path, policies: Sequence[pd.DataFrame], below: dict[str, float] | None = None) -> Path:
-    """joint.csv of some policies, and the candidates.json beside it; returns the former."""
+    """joint.csv of some policies, and the policy-set.json beside it; returns the former."""
     write_table(folder / "joint.csv", pd.concat(policies))
-    write_json(folder / "candidates.json", {"draws": [{"policies": _shares(below or {})}]})
+    write_json(folder / "policy-set.json", {"draws": [{"policies": _shares(below or {})}]})
     return folder / "joint.csv"
 
 
@@ -112,10 +112,10 @@ def write_comparison(folder: Path, budgets: Sequence[str] = ("0.01", "0.04"), bl
         for number in range(1, 13):
             factor = random.lognormal(1, 0.5)
             policies.append(
-                policy_rows(f"random-{number:04d}", kl(float(budget) * factor), "random", "random",
+                policy_rows(f"random-{number:04d}", kl(float(budget) * factor), "random", "at-random",
                             size=int(BF16_BYTES * 0.01 / float(budget)) // 2 - 64, proxy=float(budget) * factor)
             )  # fmt: skip
-        write_set(folder / "comparison" / budget, policies, {"greedy": 0.0002, "exact": 0.0, "depth": 0.125})
+        write_set(folder / "comparison" / budget, policies, {"greedy": 0.0002, "exact": 0.0, "by-depth": 0.125})
     uniform = [("bf16", 0.0, 1.0), ("int8", 1e-4, 0.55), ("int4", 3e-2, 0.3), ("int2", 2.0, 0.18)]
     policies = [
         policy_rows(name, kl(level), "uniform", "uniform", "measured-float32", size=int(BF16_BYTES * part), proxy=level)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvstages.gpt import GPT, GPTConfig
+from kvstages.models.gpt2_nano import GPT, GPTConfig
 
 
 def random_model(

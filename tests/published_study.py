@@ -13,22 +13,22 @@ import numpy as np
 import pandas as pd
 from made_up import write_comparison
 
-from kvstages.files import write_json, write_table, write_tensors
-from kvstages.grid import PARTS
-from kvstages.names import split_policy
-from kvstages.prediction import PREDICTION_COLUMNS, PREDICTORS
-from kvstages.projections import TENSOR, Projections, record_of, sensitivity_columns
-from kvstages.published import (
+from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
+from kvstages.analysis.published import (
     SHIPPED,
     published_adaptation,
     published_policies,
     published_sensitivities,
     published_validation,
 )
-from kvstages.summary import summarise
+from kvstages.cache.precision_grid import PARTS
+from kvstages.files.atomic import write_json, write_table, write_tensors
+from kvstages.policies.names import split_policy
+from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
+from kvstages.stats.summary import summarise
 
 PUBLISHED = SHIPPED / "gpt2-nano"
-MEASURED = {"execution": "incremental", "compute_dtype": "bfloat16"}
+MEASURED = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
 SENSITIVITY = Path("sensitivity", "measured-bfloat16.csv")
 BLOCKS, POSITIONS = 32, 64
 # 38 of the published INT8 scores and 11 of the INT4 scores lie below.
@@ -71,24 +71,26 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
                 metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
     write_comparison(folder)
-    write_fisher(folder, scores)
+    write_gradients(folder, scores)
     return folder
 
 
-def write_fisher(folder: Path, scores: dict[str, np.ndarray]) -> None:
+def write_gradients(folder: Path, scores: dict[str, np.ndarray]) -> None:
     """Scores from gradients around the published ones, their projections, and predictions of the frontier."""
     random = np.random.default_rng(0)
     size = np.sqrt(64 * np.stack(list(scores.values()), axis=-1))
     values = random.normal(size=(8, 4, len(size), 2 * size.shape[1], 2)) * np.concatenate((size, size), axis=1)
     found = Projections(values, tuple(scores), 64)
     error = {(part, precision): np.full((*size.shape[:2], 4), 1e-5) for part in PARTS for precision in scores}
-    write_table(folder / "sensitivity" / "fisher.csv", sensitivity_columns(found, error))
-    write_tensors(folder / "fisher" / "projections.safetensors", {TENSOR: values}, record_of(found.precisions, 64, "w"))
+    write_table(folder / "sensitivity" / "gradients.csv", sensitivity_columns(found, error))
+    write_tensors(
+        folder / "gradients" / "projections.safetensors", {TENSOR: values}, record_of(found.precisions, 64, "w")
+    )
     joint = pd.read_csv(folder / "frontier" / "joint.csv")
     joint = joint[joint["block"] < 4].rename(columns={"mean_kl": "joint_kl"})
     for name in PREDICTORS:
         joint[name] = joint["joint_kl"] * random.lognormal(0.0, 0.2, len(joint))
-    write_table(folder / "fisher" / "predictions.csv", joint[PREDICTION_COLUMNS])
+    write_table(folder / "gradients" / "predictions.csv", joint[PREDICTION_COLUMNS])
 
 
 def figure_arguments(name: str, study: Path) -> list[str]:
@@ -100,7 +102,12 @@ def figure_arguments(name: str, study: Path) -> list[str]:
         **comparison_arguments(study),
         "floor": [str(study / SENSITIVITY)],
         "sensitivity": ["--sensitivity", str(study / SENSITIVITY)],
-        "fisher": ["--measured", str(study / SENSITIVITY), "--estimated", str(study / "sensitivity" / "fisher.csv")],
+        "gradients": [
+            "--measured",
+            str(study / SENSITIVITY),
+            "--estimated",
+            str(study / "sensitivity" / "gradients.csv"),
+        ],
         "allocation": greedy,
         "greedy-path": greedy,
         "storage-kl": every,
@@ -132,12 +139,12 @@ def table_arguments(name: str, study: Path) -> list[str]:
             *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
             *(word for path in originals for word in ("--original", path)),
         ],
-        "fisher": [
+        "gradients": [
             "--measured", str(study / SENSITIVITY),
-            "--projections", str(study / "fisher" / "projections.safetensors"),
+            "--projections", str(study / "gradients" / "projections.safetensors"),
         ],
         "prediction": [
-            str(study / "fisher" / "predictions.csv"), "--held-out", str(study / "frontier" / "joint.csv"),
+            str(study / "gradients" / "predictions.csv"), "--held-out", str(study / "frontier" / "joint.csv"),
         ],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),

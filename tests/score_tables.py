@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from published import PUBLISHED
 
-from kvstages.files import write_table
-from kvstages.grid import units
-from kvstages.published import published_sensitivities
-from kvstages.scores import COLUMNS, ScoreTable
+from kvstages.analysis.published import published_sensitivities
+from kvstages.cache.precision_grid import units
+from kvstages.files.atomic import write_table
+from kvstages.scores.table import COLUMNS, ScoreTable
 
 
 def head_table(
@@ -20,7 +20,7 @@ def head_table(
     """From {precision: [L][H]} or, for unit tensor, {precision: [L][2H]} (a head's keys, then its values)."""
     kl = np.stack([np.asarray(rows, dtype=np.float64).ravel() for rows in scores.values()])
     rows = next(iter(scores.values()))
-    heads = len(rows[0]) // (2 if unit == "tensor" else 1)
+    heads = len(rows[0]) // (2 if unit == "keys-values" else 1)
     return ScoreTable(len(rows), heads, unit, tuple(scores), kl, kl * np.nan, head_dim, tokens, "made-up")
 
 
@@ -52,10 +52,10 @@ def write_sensitivities(
 ) -> None:
     """A sensitivity table of heads, keys and values, 2 heads a layer: the columns that allocation reads."""
     rows = []
-    for unit in ("head", "tensor"):
+    for unit in ("head", "keys-values"):
         table = random_table(layers, 2, precisions, unit, seed)
         for index, place in enumerate(table.units):
             for number, precision in enumerate(precisions):
                 scores = float(table.kl[number, index]), float(table.error[number, index])
-                rows.append((*place, precision, *scores, source, "parallel", "float32"))
+                rows.append((*place, precision, *scores, source, "one-pass", "float32"))
     write_table(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))

@@ -7,7 +7,7 @@ import torch
 from models import random_model, random_tokens
 from torch.nn import functional as F
 
-from kvstages.adamw import AdamW
+from kvstages.measure.adamw import AdamW
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from models import random_model, random_tokens
 
-from kvstages.adaptation import Arm, NoiseCache, adapt, batches, losses
-from kvstages.metrics import divergence
+from kvstages.measure.adaptation import Arm, NoiseCache, adapt, batches, losses
+from kvstages.measure.metrics import divergence
 
 ARM = Arm(noise_bits=4, steps=6, batch=2, learning_rate=1e-3, weight_decay=0.01, clip=1.0, beta=1.0)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_up import policy_rows, write_comparison, write_set
 
-from kvstages.additivity import additivity, summarise
-from kvstages.statistics import rank_correlation, rank_correlations
+from kvstages.analysis.additivity import additivity, summarise
+from kvstages.stats.correlation import rank_correlation, rank_correlations
 
 BLOCKS = np.array([0.5, 1.5])
 
@@ -57,7 +57,7 @@ def test_tables_measured_in_different_ways_are_refused(tmp_path):
     one = write_set(tmp_path / "one", [policy_rows("a", [1.0, 2.0])])
     other = write_set(tmp_path / "other", [policy_rows("b", [1.0, 2.0, 3.0])])
     with pytest.raises(
-        ValueError, match=r"other/joint\.csv: measured on 3 blocks of validation \(parallel, float32\), but "
+        ValueError, match=r"other/joint\.csv: measured on 3 blocks of validation \(one-pass, float32\), but "
     ):
         additivity([one, other])
 

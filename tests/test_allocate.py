@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from models import random_model
 from score_tables import write_sensitivities
 
-from kvstages.checkpoints import save_model
+from kvstages.cache.precisions import BITS, QUANTIZED
 from kvstages.cli import main
-from kvstages.files import read_json, write_table
-from kvstages.names import ALLOCATORS
-from kvstages.quantizer import BITS, QUANTIZED
-from kvstages.scores import COLUMNS
+from kvstages.files.atomic import write_table
+from kvstages.files.read import read_json
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.names import ALLOCATORS
+from kvstages.scores.table import COLUMNS
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 
@@ -50,19 +51,19 @@ def error(*more: object) -> str:
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-@pytest.mark.parametrize("unit", ["head", "tensor"])
+@pytest.mark.parametrize("unit", ["head", "keys-values"])
 def test_every_allocator_writes_a_policy_and_its_path(folder, allocator, unit):
     assert allocate("--allocator", allocator, "--budget", "1500B", "--unit", unit) == (0, "")
     record = read_json(folder / "p.json")
     jsonschema.validate(record, yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text()))
     assert (record["allocator"], record["unit"], record["sensitivity"]) == (allocator, unit, "measured")
     assert (record["budget"], record["budget_in"]) == (1500, "bytes") and record["bytes"]["total"] <= 1500
-    assert (record["execution"], record["compute_dtype"]) == ("parallel", "float32")
+    assert (record["execution"], record["compute_dtype"]) == ("one-pass", "float32")
     if unit == "head":
         assert record["precisions"]["keys"] == record["precisions"]["values"]
     with (folder / "steps.csv").open() as file:
         steps = list(csv.DictReader(file))
-    assert len(steps) == record["proxy_steps"] and bool(steps) == (allocator not in ("exact", "random"))
+    assert len(steps) == record["proxy_steps"] and bool(steps) == (allocator not in ("exact", "at-random"))
     assert {step["part"] for step in steps} <= ({"kv"} if unit == "head" else {"k", "v"})
 
 
@@ -78,7 +79,7 @@ def test_precisions_and_nats(folder):
 def test_random_policies_come_from_the_seed(folder):
     drawn = []
     for seed in (1, 1, 2):
-        assert allocate("--allocator", "random", "--budget", "1500B", "--seed", seed) == (0, "")
+        assert allocate("--allocator", "at-random", "--budget", "1500B", "--seed", seed) == (0, "")
         drawn.append((folder / "p.json").read_text())
     assert drawn[0] == drawn[1] != drawn[2]
 

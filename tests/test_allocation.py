@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from published import PUBLISHED
 from score_tables import head_table, published_table, random_table
 
-from kvstages import names
-from kvstages.allocation import ALLOCATORS, average_payload_bits, draw, exact, granularity, policy_bytes
-from kvstages.budgets import Budget
-from kvstages.frontier import frontier
-from kvstages.grid import Grid
-from kvstages.published import published_policies
-from kvstages.quantizer import QUANTIZED
+from kvstages.analysis.published import published_policies
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.policies import names
+from kvstages.policies.allocators import ALLOCATORS, average_payload_bits, draw, exact, granularity, policy_bytes
+from kvstages.policies.budgets import Budget
+from kvstages.policies.knapsack import frontier
 
 BUDGETS = ["0.01", "0.05", "0.1", "0.25", "0.5"]
 LADDERS = [subset for count in range(1, 5) for subset in itertools.combinations(QUANTIZED, count)]
@@ -72,14 +72,14 @@ def test_each_of_the_159_published_steps_of_budget_001(budget):
         == 0.009985672175389482
         == pytest.approx(table.proxy([p for row in policy for p in row]), rel=1e-12)
     )
-    grid = Grid.of_heads(policy)
+    grid = PrecisionGrid.of_heads(policy)
     assert path[-1].cache_bytes == 579_840 == sum(policy_bytes(grid, 64, 64))
     assert [sum(row.count(p) for row in policy) for p in ("int4", "int8", "bf16")] == [70, 19, 7]
     assert average_payload_bits(grid) == pytest.approx(5.666666666666667)
 
 
 def test_bits_and_bytes_count_keys_and_values_apart():
-    grid = Grid((("int8", "bf16"),), (("int2", "int4"),))
+    grid = PrecisionGrid((("int8", "bf16"),), (("int2", "int4"),))
     assert average_payload_bits(grid) == (8 + 16 + 2 + 4) / 4
     assert policy_bytes(grid, 5, 3) == (3 * (5 + 10 + 2 + 3), 3 * 2 * 3)
 
@@ -90,9 +90,9 @@ score = st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.5])
 @st.composite
 def tables(draw, most_units: int = 9, ladders=None):
     """Small score tables of heads or tensors, on any ladder."""
-    unit = draw(st.sampled_from(["head", "tensor"]))
+    unit = draw(st.sampled_from(["head", "keys-values"]))
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    width = heads * (2 if unit == "tensor" else 1)
+    width = heads * (2 if unit == "keys-values" else 1)
     if layers * width > most_units:
         layers = 1
     rows = st.lists(st.lists(score, min_size=width, max_size=width), min_size=layers, max_size=layers)
@@ -180,7 +180,7 @@ def test_under_bytes_every_allocator_fits_within_a_unit_and_exact_is_never_worse
 @given(table=tables(), budget=st.floats(0, 4))
 def test_under_nats_every_allocator_with_an_order_keeps_its_budget(table, budget):
     fewest = size(table, exact(table, nats(budget)).choice)
-    for name in ("greedy", "layer", "depth", "reconstruction"):
+    for name in ("greedy", "by-layer", "by-depth", "reconstruction"):
         found = ALLOCATORS[name](table, nats(budget), 0)
         assert table.proxy(found.choice) <= (found.path[-1].proxy if found.path else 0.0) + 1e-12 <= budget + 2e-12
         assert size(table, found.choice) >= fewest, name
@@ -193,7 +193,7 @@ def test_a_larger_budget_never_takes_more_bytes_from_exact(table, budgets):
     assert large <= small
 
 
-@pytest.mark.parametrize("unit", ["head", "tensor"])
+@pytest.mark.parametrize("unit", ["head", "keys-values"])
 @pytest.mark.parametrize("ladder", LADDERS, ids="-".join)
 def test_every_allocator_on_every_ladder(ladder, unit):
     """From all BF16 to the last rung, one rung at a time, each step consistent with the policy it leads to."""
@@ -203,7 +203,7 @@ def test_every_allocator_on_every_ladder(ladder, unit):
     for name, allocator in ALLOCATORS.items():
         assert allocator(table, in_bytes(size(table, lowest)), 1).choice == lowest, name
         assert allocator(table, in_bytes(size(table, ["bf16"] * len(lowest))), 1).choice == ["bf16"] * len(lowest), name
-    for name in ("greedy", "layer", "depth", "reconstruction"):
+    for name in ("greedy", "by-layer", "by-depth", "reconstruction"):
         found = ALLOCATORS[name](table, nats(1e9), 0)
         assert found.choice == lowest
         assert found.path[-1].cache_bytes == size(table, lowest)
@@ -216,7 +216,7 @@ def test_every_allocator_on_every_ladder(ladder, unit):
 
 
 def test_layers_move_whole():
-    table = random_table(4, 3, ("int8", "int4"), "tensor", seed=2)
+    table = random_table(4, 3, ("int8", "int4"), "keys-values", seed=2)
     found = ALLOCATORS["layer"](table, nats(2e-3), 0)
     grid = table.grid(found.choice)
     assert found.path and {move.head for move in found.path} == {None}
@@ -243,13 +243,13 @@ def test_under_bytes_the_last_layer_moves_head_by_head():
 
 def test_depth_lowers_the_last_layer_first_whatever_the_scores():
     table = head_table({"int8": [[9.0, 0.1], [1.0, 2.0]], "int4": [[9.0, 5.0], [7.0, 8.0]]})
-    path = ALLOCATORS["depth"](table, in_bytes(0 + size(table, ["int4"] * 4)), 0).path
+    path = ALLOCATORS["by-depth"](table, in_bytes(0 + size(table, ["int4"] * 4)), 0).path
     assert [(move.layer, move.head, move.after) for move in path] == [
         *((layer, head, "int8") for layer in (1, 0) for head in (0, 1)),
         *((layer, head, "int4") for layer in (1, 0) for head in (0, 1)),
     ]
     # 1 and 2 fit, then 9 does not: the order ends there, though 0.1 would fit.
-    assert ALLOCATORS["depth"](table, nats(5.0), 0).choice == ["bf16", "bf16", "int8", "int8"]
+    assert ALLOCATORS["by-depth"](table, nats(5.0), 0).choice == ["bf16", "bf16", "int8", "int8"]
 
 
 def test_reconstruction_follows_the_errors_and_stops_by_the_kl():
@@ -266,20 +266,20 @@ def test_reconstruction_without_errors_is_refused():
 
 
 def test_random_policies_are_as_many_bytes_and_come_from_the_seed():
-    table = random_table(6, 4, QUANTIZED, "tensor")
+    table = random_table(6, 4, QUANTIZED, "keys-values")
     limit = 200_000
     drawn = draw(table, limit, 500, seed=7)
     totals = table.sizes[0][drawn].sum(axis=1)
     assert drawn.shape == (500, 48) and len(np.unique(drawn, axis=0)) == 500
     assert totals.max() <= limit and totals.min() > limit - granularity(table)
     assert (draw(table, limit, 500, seed=7) == drawn).all() and (draw(table, limit, 500, seed=8) != drawn).any()
-    found = ALLOCATORS["random"](table, in_bytes(limit), 7)
+    found = ALLOCATORS["at-random"](table, in_bytes(limit), 7)
     assert found.choice == [table.ladder[rung] for rung in draw(table, limit, 1, seed=7)[0]] and found.path == []
 
 
 def test_a_random_policy_has_no_budget_in_nats():
     with pytest.raises(ValueError, match="allocator random: the budget is in nats, expected bytes, such as 400000B"):
-        ALLOCATORS["random"](published_table(), nats(0.1), 0)
+        ALLOCATORS["at-random"](published_table(), nats(0.1), 0)
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
@@ -301,7 +301,7 @@ def test_a_single_precision_makes_a_ladder_of_one_rung(precision):
 def test_ties_go_to_the_lower_layer_then_the_lower_head_then_the_keys():
     path = greedy(head_table({"int8": [[0.1, 0.1], [0.1, 0.1]], "int4": [[1.0, 1.0]] * 2}), nats(0.45))[1]
     assert [(move.layer, move.head) for move in path] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    path = greedy(head_table({"int8": [[0.1, 0.1], [0.1, 0.1]]}, unit="tensor"), nats(0.45))[1]
+    path = greedy(head_table({"int8": [[0.1, 0.1], [0.1, 0.1]]}, unit="keys-values"), nats(0.45))[1]
     assert [(move.layer, move.part) for move in path] == [(0, "k"), (0, "v"), (1, "k"), (1, "v")]
 
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from hub import hub
 
-from kvstages.artifacts import check_artifact, within
 from kvstages.cli import main
+from kvstages.study.artifacts import check_artifact, within
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40

@@ -10,18 +10,21 @@ from models import random_model, random_tokens
 from plain_cache import PlainCache
 from published import PUBLISHED
 
-from kvstages import cache as cache_module
-from kvstages.allocation import policy_bytes
-from kvstages.cache import NULLS, BlockCache, PackedCache, measured_bytes
-from kvstages.grid import Grid
-from kvstages.published import published_policies
-from kvstages.quantizer import BITS, neighbour
+from kvstages.analysis.published import published_policies
+from kvstages.cache import packed as cache_module
+from kvstages.cache.interventions import CONTROLS
+from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.packed import PackedCache, measured_bytes
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
+from kvstages.cache.quantizer import neighbour
+from kvstages.policies.allocators import policy_bytes
 
 PRECISIONS = tuple(BITS)
 
 
 @st.composite
-def grids(draw) -> Grid:
+def grids(draw) -> PrecisionGrid:
     """Any precision for each head's keys and values."""
     shape = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     rows = st.lists(
@@ -29,7 +32,7 @@ def grids(draw) -> Grid:
         min_size=shape[0],
         max_size=shape[0],
     )
-    return Grid(*(tuple(map(tuple, draw(rows))) for _ in range(2)))
+    return PrecisionGrid(*(tuple(map(tuple, draw(rows))) for _ in range(2)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -64,7 +67,7 @@ def test_packed_and_plain_cache_give_identical_values(
 
 def test_payloads_stay_packed_and_are_never_rewritten():
     """A stored position's bytes are the same after any number of further steps, growth of the storage included."""
-    cache = PackedCache(Grid.of_heads([["int8", "int4", "bf16"]]), 2, 6, torch.float32, capacity=2)
+    cache = PackedCache(PrecisionGrid.of_heads([["int8", "int4", "bf16"]]), 2, 6, torch.float32, capacity=2)
     first = torch.randn(2, 2, 3, 4, 6)
     cache.update(first[0], first[1], 0)
     layer = cache.layers[0]
@@ -86,14 +89,14 @@ def test_each_position_is_quantized_once(monkeypatch, working_copy):
     quantized = []
     original = cache_module.quantize
     monkeypatch.setattr(cache_module, "quantize", lambda x, *rest: quantized.append(x.shape[2]) or original(x, *rest))
-    cache = PackedCache(Grid.of_heads([["int8", "int4"]]), 1, 4, torch.float32, 1, working_copy)
+    cache = PackedCache(PrecisionGrid.of_heads([["int8", "int4"]]), 1, 4, torch.float32, 1, working_copy)
     for new in (3, 1, 1, 2):
         cache.update(torch.randn(1, 2, new, 4), torch.randn(1, 2, new, 4), 0)
     assert quantized == [3, 1, 1, 2]
 
 
 def test_storage_grows_by_doubling():
-    cache = PackedCache(Grid.of_heads([["int8"]]), 1, 4, torch.float32, capacity=1)
+    cache = PackedCache(PrecisionGrid.of_heads([["int8"]]), 1, 4, torch.float32, capacity=1)
     capacities = set()
     for _ in range(100):
         cache.update(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4), 0)
@@ -116,7 +119,7 @@ def test_measured_bytes_are_the_formulas(grid, head_dim, tokens):
 
 
 def test_working_bytes_are_those_of_the_copy_alone():
-    grid = Grid.of_heads([["bf16", "int4"]])
+    grid = PrecisionGrid.of_heads([["bf16", "int4"]])
     shared = PackedCache(grid, 1, 4, torch.bfloat16, 8)
     without = PackedCache(grid, 1, 4, torch.bfloat16, 8, working_copy=False)
     for cache in (shared, without):
@@ -130,7 +133,7 @@ def test_working_bytes_are_those_of_the_copy_alone():
 @pytest.mark.parametrize("make", ["packed", "block"])
 @pytest.mark.parametrize(("kind", "head"), [("keys", 0), ("values", 1)])
 def test_what_is_not_finite_names_layer_and_head(bad, make, kind, head):
-    grid = Grid.of_heads([["int8", "bf16"], ["bf16", "int4"]])
+    grid = PrecisionGrid.of_heads([["int8", "bf16"], ["bf16", "int4"]])
     cache = PackedCache(grid, 1, 4, torch.float32) if make == "packed" else BlockCache(grid)
     keys, values = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
     (keys if kind == "keys" else values)[0, head, 1, 2] = bad
@@ -140,12 +143,12 @@ def test_what_is_not_finite_names_layer_and_head(bad, make, kind, head):
 
 def test_an_unknown_precision_is_refused():
     with pytest.raises(ValueError, match=r"layer 0: precision 'int5' is none of bf16, int8, int4, int3, int2"):
-        PackedCache(Grid.of_heads([["int5"]]), 1, 4, torch.float32)
+        PackedCache(PrecisionGrid.of_heads([["int5"]]), 1, 4, torch.float32)
 
 
 def test_the_model_decodes_through_either_cache_alike():
     model, tokens = random_model(), random_tokens()
-    grid = Grid(
+    grid = PrecisionGrid(
         (("int4", "int8"), ("bf16", "int3"), ("int8", "bf16")), (("int2",) * 2, ("bf16",) * 2, ("int4", "int8"))
     )
     packed = PackedCache(grid, len(tokens), 8, torch.float32)
@@ -154,10 +157,10 @@ def test_the_model_decodes_through_either_cache_alike():
         assert torch.equal(model(tokens[:, start:stop], packed), model(tokens[:, start:stop], plain))
 
 
-@pytest.mark.parametrize("null", NULLS)
+@pytest.mark.parametrize("null", CONTROLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_null_intervention_reads_back_neighbours_in_either_cache(null, dtype):
-    grid = Grid((("bf16", null),), (("bf16", "bf16"),))
+    grid = PrecisionGrid((("bf16", null),), (("bf16", "bf16"),))
     keys, values = torch.randn(2, 1, 2, 3, 4).to(dtype)
     packed, block = (
         PackedCache(grid, 1, 4, dtype, rounding=lambda both, *_: both, dense_storage=dtype),

@@ -7,11 +7,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from kvstages.checkpoints import load_model, read_checkpoint, save_model
 from kvstages.cli import main
-from kvstages.files import read_tensors, write_tensors
-from kvstages.gpt import GPT
-from kvstages.model_config import GPTConfig, read_config
+from kvstages.files.atomic import write_tensors
+from kvstages.files.read import read_tensors
+from kvstages.models.checkpoints import load_model, read_checkpoint, save_model
+from kvstages.models.config import GPTConfig, read_config
+from kvstages.models.gpt2_nano import GPT
 
 CONFIG = GPTConfig(vocab_size=11, context_len=8, embedding_dim=12, num_layers=2, num_heads=3)
 

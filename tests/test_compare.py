@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from published_study import write_study
 
 from kvstages.cli import main
-from kvstages.compare import BFLOAT16, FULL, KINDS, compare, kind_of
-from kvstages.files import read_json, read_tensors, write_json, write_tensors, write_text
+from kvstages.files.atomic import write_json, write_tensors, write_text
+from kvstages.files.read import read_json, read_tensors
+from kvstages.provenance.reproduction import BFLOAT16, FULL, KINDS, compare, kind_of
 
 SENSITIVITY = Path("sensitivity", "measured-float32.csv")
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
@@ -241,27 +242,27 @@ measured-bfloat16,0,0.5,1.0
 
 def test_bfloat16_in_a_study_of_fp32_is_what_names_it(folders: tuple[Path, Path]) -> None:
     """By its path, in its row, in its record, or in the policy or evaluation that it lies beside."""
-    by_path, steps = "sensitivity/measured-bfloat16.csv", "policies/greedy-0.01/steps.csv"
+    by_path, steps = "scores/measured-bfloat16.csv", "policies/greedy-0.01/steps.csv"
     candidates = [{"sensitivity": name, "proxy": 0.5} for name in ("measured-bfloat16", "measured-float32")]
     for folder in folders:
         shutil.copy(folder / SENSITIVITY, folder / by_path)
         write_text(folder / "joint.csv", ROWS)
-        write_json(folder / "candidates.json", candidates)
+        write_json(folder / "policy-set.json", candidates)
     scale(folders[1] / by_path, "mean_kl", 1.4)
     scale(folders[1] / "joint.csv", "mean_kl", 1.4, row=2)
-    write_json(folders[1] / "candidates.json", [candidates[0] | {"proxy": 0.7}, candidates[1]])
+    write_json(folders[1] / "policy-set.json", [candidates[0] | {"proxy": 0.7}, candidates[1]])
     assert outside(folders) == []
     scale(folders[1] / steps, "added_kl", 1.4)
     scale(folders[1] / "joint.csv", "mean_kl", 1.4, row=1)
-    write_json(folders[1] / "candidates.json", [candidates[0], candidates[1] | {"proxy": 0.7}])
+    write_json(folders[1] / "policy-set.json", [candidates[0], candidates[1] | {"proxy": 0.7}])
     assert [line.split(" and ")[0].rsplit(":", 1)[0] for line in outside(folders)] == [
-        "candidates.json: [1].proxy",
+        "policy-set.json: [1].proxy",
         "joint.csv: mean_kl, row 1",
         f"{steps}: added_kl, row 1",
     ]
     for folder in folders:
         change(folder / "policies" / "greedy-0.01" / "policy.json", sensitivity="measured-bfloat16")
-    assert [line.split(":")[0] for line in outside(folders)] == ["candidates.json", "joint.csv"]
+    assert [line.split(":")[0] for line in outside(folders)] == ["policy-set.json", "joint.csv"]
 
 
 def test_argmaxes_of_blocks_may_flip_in_few_positions(folders: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Sets of policies: equal bytes, random ones beside them, frontiers; and the stage candidates."""
+"""Sets of policies: equal bytes, random ones beside them, frontiers; and the stage policy-set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from models import random_model
 from score_tables import published_table, random_table, write_sensitivities
 
-from kvstages.allocation import ALLOCATORS
-from kvstages.budgets import Budget
-from kvstages.checkpoints import save_model
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.comparison import Recipe, equal_bytes, frontier_policies, parse_recipe
-from kvstages.files import read_json
-from kvstages.grid import Grid
-from kvstages.quantizer import QUANTIZED
+from kvstages.files.read import read_json
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.allocators import ALLOCATORS
+from kvstages.policies.budgets import Budget
+from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 NATS = Budget(0.01, "nats")
@@ -28,13 +28,13 @@ NATS = Budget(0.01, "nats")
 def recipes() -> list[Recipe]:
     """The published recipe, every other allocator on other scores, a finer unit with more precisions, random ones."""
     scores = random_table(12, 8, ("int8", "int4"))
-    fine = random_table(12, 8, QUANTIZED, "tensor", seed=1)
+    fine = random_table(12, 8, QUANTIZED, "keys-values", seed=1)
     return [
         Recipe("published", "greedy", published_table()),
-        *(Recipe(name, name, scores) for name in ALLOCATORS if name != "random"),
+        *(Recipe(name, name, scores) for name in ALLOCATORS if name != "at-random"),
         Recipe("exact-kv", "exact", fine),
-        Recipe("random", "random", scores),
-        Recipe("random-kv", "random", fine),
+        Recipe("random", "at-random", scores),
+        Recipe("random-kv", "at-random", fine),
     ]
 
 
@@ -65,7 +65,7 @@ def test_the_first_policy_is_the_published_one(at_001):
 def test_exact_has_the_least_proxy_of_its_table(at_001):
     policies = {policy["policy"]: policy for policy in at_001["policies"]}
     least = policies["exact"]["proxy"]
-    assert all(policies[name]["proxy"] >= least for name in ("greedy", "layer", "depth", "reconstruction"))
+    assert all(policies[name]["proxy"] >= least for name in ("greedy", "by-layer", "by-depth", "reconstruction"))
     assert all(policy["proxy"] > least for name, policy in policies.items() if name.startswith("random-0"))
 
 
@@ -77,11 +77,11 @@ def test_random_policies_spread_and_the_others_fall_among_them(at_001):
     # Policies of heads can be scored by tensors, too; those of tensors not by heads.
     assert set(plain["policies"]) == {"published", *list(ALLOCATORS)[:5]}
     assert set(fine["policies"]) == {*plain["policies"], "exact-kv"}
-    assert plain["policies"]["exact"]["share_below"] == 0 < plain["policies"]["depth"]["share_below"]
+    assert plain["policies"]["exact"]["share_below"] == 0 < plain["policies"]["by-depth"]["share_below"]
     drawn = [policy["proxy"] for policy in at_001["policies"] if policy["recipe"] == "random"]
     assert len(drawn) == 20 and levels[0] <= min(drawn) and max(drawn) <= levels[-1]
     table = recipes()[1].table
-    published = table.choice(Grid.of_record(at_001["policies"][0]["precisions"]))
+    published = table.choice(PrecisionGrid.of_record(at_001["policies"][0]["precisions"]))
     assert plain["policies"]["published"]["proxy"] == table.proxy(published)
 
 
@@ -112,7 +112,7 @@ def test_recipes_that_make_no_set_are_refused(order, message):
 
 
 def test_the_frontier_goes_from_all_bf16_to_the_last_rung():
-    table = random_table(12, 8, QUANTIZED, "tensor")
+    table = random_table(12, 8, QUANTIZED, "keys-values")
     plain = random_table(12, 8, ("int8", "int4"), seed=4)
     found = frontier_policies([Recipe("exact", "exact", table), Recipe("greedy", "greedy", plain)], 24)["policies"]
     names = [policy["policy"] for policy in found]
@@ -143,8 +143,8 @@ def test_a_frontier_cannot_be_random():
 
 
 def test_recipes_are_written_in_one_way():
-    assert parse_recipe("kv.2=exact:measured-float32:tensor:int8,int2") == (
-        *("kv.2", "exact", "measured-float32", "tensor", ("int8", "int2")),
+    assert parse_recipe("kv.2=exact:measured-float32:keys-values:int8,int2") == (
+        *("kv.2", "exact", "measured-float32", "keys-values", ("int8", "int2")),
     )
     for text in (
         "exact:s:head:int8",
@@ -169,14 +169,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def candidates(*more: object) -> tuple[int, str]:
-    words = ["candidates", "--sensitivity", "a.csv", "--sensitivity", "b.csv", "--model", "model.safetensors"]
+    words = ["policy-set", "--sensitivity", "a.csv", "--sensitivity", "b.csv", "--model", "model.safetensors"]
     result = CliRunner().invoke(main, [*words, "--tokens", "12", "--output", "set.json", *map(str, more)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
-RECIPES = ("--recipe", "published=greedy:b:head:int8,int4", "--recipe", "kv=exact:a:tensor:int8,int4,int3,int2",
-           "--recipe", "random=random:a:tensor:int8,int4,int3,int2")  # fmt: skip
+RECIPES = ("--recipe", "published=greedy:b:head:int8,int4", "--recipe", "kv=exact:a:keys-values:int8,int4,int3,int2",
+           "--recipe", "random=at-random:a:keys-values:int8,int4,int3,int2")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ RECIPES = ("--recipe", "published=greedy:b:head:int8,int4", "--recipe", "kv=exac
 def test_the_stage_writes_a_set(folder, words):
     assert candidates(*words) == (0, "")
     record = read_json(folder / "set.json")
-    jsonschema.validate(record, yaml.safe_load((SCHEMAS / "candidates.schema.yaml").read_text()))
-    assert record["tokens"] == 12 and record["sources"]["b"] == {"execution": "parallel", "compute_dtype": "float32"}
+    jsonschema.validate(record, yaml.safe_load((SCHEMAS / "policy-set.schema.yaml").read_text()))
+    assert record["tokens"] == 12 and record["sources"]["b"] == {"execution": "one-pass", "compute_dtype": "float32"}
     policy_schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
     for policy in record["policies"]:
         shared = {key: value for key, value in policy.items() if key != "recipe"}

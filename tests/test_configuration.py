@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.configuration import check_shared, check_study, load_study
+from kvstages.study.configuration import check_shared, check_study, load_study
 
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
 SHARED = {
-    "studies": ["embedded", "gpt2-nano"],
+    "studies": ["demo", "gpt2-nano"],
     "device": "auto",
     "threads": 1,
     "memory_mb": 2048,
@@ -33,7 +33,7 @@ windows:
   adaptation: [512, 4096]
   reserved: [4096, 5120]
   validation: [8192, 10240]
-execution: parallel
+execution: one-pass
 compute_dtype: float32
 sensitivity: measured
 probes: 32
@@ -58,7 +58,7 @@ GONE = object()
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "embedded.yaml"
+    path = tmp_path_factory.mktemp("config") / "demo.yaml"
     path.write_text(STUDY, encoding="utf-8")
     return load_study(path)
 
@@ -78,16 +78,16 @@ def changed(config, key, value):
 
 
 def test_a_right_study(study):
-    check_study("embedded", study)
-    check_study("embedded", changed(study, "published", "gpt2-nano"))
-    check_study("embedded", changed(study, "adaptation.arms.control", GONE))
+    check_study("demo", study)
+    check_study("demo", changed(study, "published", "gpt2-nano"))
+    check_study("demo", changed(study, "adaptation.arms.control", GONE))
     assert study["adaptation"]["learning_rate"] == 1e-6
 
 
 @pytest.mark.parametrize("source", ["local", "bundled"])
 def test_a_right_study_from_a_folder(study, source):
     folder = changed(changed(study, "artifacts.source", source), "artifacts.revision", GONE)
-    check_study("embedded", changed(folder, "artifacts.location", "resources/bundled/sotu-12x8"))
+    check_study("demo", changed(folder, "artifacts.location", "resources/bundled/sotu-12x8"))
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_a_right_study_from_a_folder(study, source):
         ("windows.adaptation", [448, 4096], "window adaptation (448 to 4096) starts before calibration ends at 512"),
         ("windows.validation", [0, 64], "window validation (0 to 64) starts before reserved ends at 5120"),
         # choices
-        ("execution", "fast", "execution: the text 'fast', expected one of parallel, incremental"),
+        ("execution", "fast", "execution: the text 'fast', expected one of one-pass, token-by-token"),
         ("compute_dtype", "bf16", "compute_dtype: the text 'bf16', expected one of float32, bfloat16, float64"),
-        ("sensitivity", "gradient", "sensitivity: the text 'gradient', expected one of measured, fisher"),
+        ("sensitivity", "gradient", "sensitivity: the text 'gradient', expected one of measured, gradients"),
         ("probes", 0, "probes: 0, expected at least 1 (backward passes of the scores from gradients)"),
-        ("unit", "layer", "unit: the text 'layer', expected one of head, tensor"),
+        ("unit", "layer", "unit: the text 'layer', expected one of head, keys-values"),
         ("precisions", ["int8", "int5"], "precisions[1]: the text 'int5', expected one of int8, int4, int3, int2"),
         ("precisions", ["int8", "int8"], "precisions[1]: int8 repeats precisions[0]"),
         ("precisions", ["int4", "int8"], "precisions: int4, int8; expected them from most bits to fewest: int8, int4"),
-        ("allocators", ["best"], "allocators[0]: the text 'best', expected one of greedy, exact, layer, depth, recons"),
+        ("allocators", ["best"], "allocators[0]: the text 'best', expected one of greedy, exact, by-layer, by-dep"),
         ("comparison", {}, "comparison.budgets: missing"),
         ("comparison", COMPARISON | {"frontier": 1}, "comparison.frontier: 1, expected at least 2 (byte totals"),
         ("comparison", COMPARISON | {"random": 0}, "comparison.random: 0, expected at least 1 (random policies"),
@@ -191,15 +191,15 @@ def test_a_right_study_from_a_folder(study, source):
 )
 def test_a_wrong_study(study, key, value, expected):
     with pytest.raises(ValueError) as caught:
-        check_study("embedded", changed(study, key, value))
-    assert str(caught.value).startswith(f"config/studies/embedded.yaml: {expected}")
+        check_study("demo", changed(study, key, value))
+    assert str(caught.value).startswith(f"config/studies/demo.yaml: {expected}")
     assert "\n" not in str(caught.value)
 
 
 def test_windows_out_of_order(study):
     windows = dict(reversed(study["windows"].items()))
     with pytest.raises(ValueError, match=r"window reserved \(4096 to 5120\) starts before validation ends at 10240"):
-        check_study("embedded", changed(study, "windows", windows))
+        check_study("demo", changed(study, "windows", windows))
 
 
 @pytest.mark.parametrize("name", ["Embedded", "a_b", "a/b", "", "-a", "a.b"])
@@ -222,7 +222,7 @@ def test_right_shared_keys():
         ("memory_mb", GONE, "memory_mb: missing"),
         ("memory", 1, "memory: unknown key; did you mean memory_mb?"),
         ("studies", [], "studies: empty, expected at least one of names of files in config/studies"),
-        ("studies", "embedded", "studies: the text 'embedded', expected a list of names of files in config/studies"),
+        ("studies", "demo", "studies: the text 'demo', expected a list of names of files in config/studies"),
         ("studies", ["a", "a"], "studies[1]: a repeats studies[0]"),
         ("studies", ["A b"], "studies[0]: the text 'A b', expected a name of lower-case letters, digits and hyphens"),
         ("studies", [1], "studies[0]: 1, expected a name of lower-case letters, digits and hyphens"),
@@ -249,7 +249,7 @@ def test_wrong_shared_keys(key, value, expected):
     ],
 )
 def test_wrong_yaml(tmp_path, text, expected):
-    path = tmp_path / "embedded.yaml"
+    path = tmp_path / "demo.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError) as caught:
         load_study(path)

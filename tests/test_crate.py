@@ -1,4 +1,4 @@
-"""`kvstages crate`: what is in the crate, what is refused, and what the maintained validator says."""
+"""`kvstages export`: what is in the crate, what is refused, and what the maintained validator says."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from crates import findings
 from test_verify import FOLDER, flip, make_study
 
 from kvstages.cli import main
-from kvstages.digests import PACKAGE
-from kvstages.made import sha256
+from kvstages.files.ledger import sha256
+from kvstages.provenance.code import PACKAGE
 
 pytest.importorskip("rocrate")
 # What cannot be said: nobody knows who started a run, and the project has no address of its own yet.
@@ -32,7 +32,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def export(output: str = "crate", folder: Path = FOLDER) -> Result:
-    return CliRunner().invoke(main, ["crate", str(folder), "--output", output])
+    return CliRunner().invoke(main, ["export", str(folder), "--output", output])
 
 
 def entities(folder: Path) -> dict[str, dict]:
@@ -55,7 +55,10 @@ def test_a_crate_holds_every_file_with_checksum_rule_and_source(study: Path) -> 
     assert len(run["result"]) == len(manifest["outputs"]) + 2
     assert {entry["@id"] for entry in run["object"]} == {*manifest["inputs"], "configuration.json"}
     assert json.loads(Path("crate", "configuration.json").read_text()) == manifest["configuration"]
-    assert Path("crate", "kvstages", "quantizer.py").read_bytes() == (PACKAGE / "quantizer.py").read_bytes()
+    assert (
+        Path("crate", "kvstages", "cache", "quantizer.py").read_bytes()
+        == (PACKAGE / "cache" / "quantizer.py").read_bytes()
+    )
     assert "startTime" not in run and "agent" not in run
     listed = {path for path in found if not path.startswith(("#", "http", "./"))}
     held = {path.relative_to("crate").as_posix() for path in Path("crate").rglob("*") if path.is_file()}
@@ -96,7 +99,7 @@ def test_a_zip_holds_the_same(study: Path) -> None:
 
 
 def test_an_artifact_of_a_hub_is_named_with_its_address_and_revision(study: Path) -> None:
-    from kvstages.crate import describe
+    from kvstages.provenance.crate import describe
 
     record = json.loads((study / "manifest.json").read_text())
     shard = record["inputs"]["resources/small/shard/held-out.bin"]
@@ -129,7 +132,7 @@ def test_an_output_that_exists_is_kept(study: Path) -> None:
 
 
 def test_a_package_without_its_repository_is_refused(study: Path, tmp_path: Path) -> None:
-    from kvstages.crate import write_crate
+    from kvstages.provenance.crate import write_crate
 
     with pytest.raises(ValueError, match="no Snakefile there"):
         write_crate(study, Path("crate"), tmp_path)

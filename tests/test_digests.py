@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.cli import STAGES
-from kvstages.digests import stage_digest, stage_modules
+from kvstages.provenance.code import stage_digest, stage_modules
+from kvstages.stages import STAGES
 
 SOURCES = {
     "__init__.py": "",
@@ -59,7 +59,7 @@ def test_closure_leaves_out_imports_for_type_checking(package: Path) -> None:
     ],
 )
 def test_edit_changes_exactly_the_stages_that_import_it(package: Path, edited: str, changed: set[str]) -> None:
-    from kvstages.digests import imported_modules
+    from kvstages.provenance.code import imported_modules
 
     before = {stage: stage_digest(stage, package) for stage in ("one", "two-words")}
     with (package / edited).open("a") as file:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from kvstages.draws import draw_assignments
+from kvstages.policies.sampling import draw_assignments
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 3)).flatmap(
     lambda shape: st.lists(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from made_up import policy_rows, write_comparison, write_set
 
-from kvstages.equal_bytes import equal_bytes
+from kvstages.analysis.equal_bytes import equal_bytes
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def rows(tmp_path):
         policy_rows("published", published, agreement=[0.5, 0.9, 0.7, 0.9], size=100),
         policy_rows("half", published / 2, agreement=[0.6, 1.0, 0.8, 1.0]),
         policy_rows("other", published[::-1] * 1.01),
-        *(policy_rows(f"random-{n}", published * n, "random", "random", size=97 + n) for n in (0.4, 0.6, 2, 3)),
+        *(policy_rows(f"random-{n}", published * n, "random", "at-random", size=97 + n) for n in (0.4, 0.6, 2, 3)),
     ]
     path = write_set(tmp_path / "0.01", policies, {"half": 0.25, "published": 1.0})
     return equal_bytes([path]).set_index("recipe")
@@ -66,6 +66,6 @@ def test_budgets_in_the_order_given(tmp_path):
 
 def test_candidates_are_needed(tmp_path):
     path = write_set(tmp_path, [policy_rows("published", [1.0])])
-    (tmp_path / "candidates.json").write_text("{}")
+    (tmp_path / "policy-set.json").write_text("{}")
     with pytest.raises(ValueError, match=r"candidates\.json: key 'draws' is missing"):
         equal_bytes([path])

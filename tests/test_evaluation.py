@@ -10,18 +10,19 @@ import torch
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
-from kvstages.budgets import Budget
-from kvstages.evaluation import evaluate, reference_logits
-from kvstages.execution import dense_grid, window_logits
-from kvstages.files import write_json
-from kvstages.grid import Grid
-from kvstages.metrics import divergence
-from kvstages.policies import policy_record, read_policy
-from kvstages.quantizer import BITS
-from kvstages.runtime import Setting
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
+from kvstages.files.atomic import write_json
+from kvstages.measure.evaluation import evaluate, reference_logits
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.policies.record import read_policy
 
 MEMORY = 1 << 30
-GRID = Grid(
+GRID = PrecisionGrid(
     (("int4", "int8"), ("bf16", "int3"), ("int8", "bf16")), (("int4", "int2"), ("bf16", "bf16"), ("int8", "bf16"))
 )
 
@@ -29,7 +30,7 @@ GRID = Grid(
 def policy(grid):
     budget = Budget(0.1, "nats")
     return policy_record(
-        "mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="tensor", ladder=BITS, sensitivity="made-up"
+        "mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="keys-values", ladder=BITS, sensitivity="made-up"
     )
 
 
@@ -38,7 +39,7 @@ def with_keys(*rows):
     return {"keys": [list(row) for row in rows], "values": policy(GRID)["precisions"]["values"]}
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 def test_a_policy_measures_what_a_plain_run_does(execution):
     setting = Setting(execution, "float64")
     model, tokens = random_model(dtype=torch.float64), random_tokens()
@@ -57,7 +58,7 @@ def test_a_policy_measures_what_a_plain_run_does(execution):
     assert figures["mean_kl_low"] <= figures["mean_kl"] <= figures["mean_kl_high"]
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_bf16_measures_zero_and_one(execution, dtype):
     setting = Setting(execution, dtype)
@@ -71,10 +72,17 @@ def test_all_bf16_measures_zero_and_one(execution, dtype):
 
 
 def test_a_policy_or_reference_of_another_shape_is_refused():
-    setting = Setting("parallel", "float32")
+    setting = Setting("one-pass", "float32")
     model, tokens = random_model(), random_tokens()
     with pytest.raises(ValueError, match=r"for heads \[2, 2\] a layer, but the model has \[2, 2, 2\]"):
-        evaluate(model, tokens, policy(Grid(GRID.keys[:2], GRID.values[:2])), torch.zeros(3, 12, 50), setting, MEMORY)
+        evaluate(
+            model,
+            tokens,
+            policy(PrecisionGrid(GRID.keys[:2], GRID.values[:2])),
+            torch.zeros(3, 12, 50),
+            setting,
+            MEMORY,
+        )
     with pytest.raises(ValueError, match=r"reference logits \(3, 11, 50\)"):
         evaluate(model, tokens, policy(GRID), torch.zeros(3, 11, 50), setting, MEMORY)
 

@@ -1,4 +1,4 @@
-"""Parallel and incremental execution are one study: equal up to rounding."""
+"""Parallel and token-by-token execution are one study: equal up to rounding."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from models import random_model, random_tokens
 from score_tables import head_table
 
-from kvstages.allocation import greedy
-from kvstages.budgets import Budget
-from kvstages.cache import BlockCache, PackedCache
-from kvstages.execution import blocks_per_pass, dense_grid, window_logits
-from kvstages.gpt import GPT
-from kvstages.grid import Grid
-from kvstages.metrics import divergence
-from kvstages.quantizer import BITS, LEVELS, choose_scale, quantize
-from kvstages.runtime import Setting
-from kvstages.sweep import sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.packed import PackedCache
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS, MAX_CODES
+from kvstages.cache.quantizer import choose_scale, quantize
+from kvstages.measure.execution import blocks_per_pass, dense_grid, window_logits
+from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import sweep_layer
+from kvstages.models.gpt2_nano import GPT
+from kvstages.policies.allocators import greedy
+from kvstages.policies.budgets import Budget
+from kvstages.scores.columns import trials
 
 MEMORY = 1 << 30
 PRECISIONS = tuple(BITS)
@@ -42,33 +44,33 @@ def test_in_fp64_the_logits_agree_to_rounding(data, layers, heads, head_dim, blo
     rows = st.lists(
         st.lists(st.sampled_from(PRECISIONS), min_size=heads, max_size=heads), min_size=layers, max_size=layers
     )
-    grid = Grid(*(tuple(map(tuple, data.draw(rows))) for _ in range(2)))
+    grid = PrecisionGrid(*(tuple(map(tuple, data.draw(rows))) for _ in range(2)))
     seed = data.draw(st.integers(0, 99))
     model = random_model(layers, heads, head_dim, seed=seed, dtype=torch.float64)
     tokens = random_tokens(blocks, length, seed=seed)
-    parallel = logits_of(model, tokens, grid, Setting("parallel", "float64"))
-    incremental = logits_of(model, tokens, grid, Setting("incremental", "float64"))
-    assert (parallel - incremental).abs().max() < 1e-12
+    one_pass = logits_of(model, tokens, grid, Setting("one-pass", "float64"))
+    token_by_token = logits_of(model, tokens, grid, Setting("token-by-token", "float64"))
+    assert (one_pass - token_by_token).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("length", [12, 30])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_a_head_that_rounds_nothing_leaves_the_other_layers_path_alone(dtype, length):
     """Position 0 sees only itself, and INT8 in the last layer changes no layer below: the paths are the same."""
-    setting = Setting("parallel", dtype)
+    setting = Setting("one-pass", dtype)
     model, tokens = random_model(dtype=setting.dtype), random_tokens(5, length)
     reference = logits_of(model, tokens, dense_grid(model), setting)
-    policy = Grid.of_heads([["bf16"] * 2, ["bf16"] * 2, ["int8", "bf16"]])
+    policy = PrecisionGrid.of_heads([["bf16"] * 2, ["bf16"] * 2, ["int8", "bf16"]])
     kl = divergence(logits_of(model, tokens, policy, setting), reference)
     assert kl[:, 0].abs().max() == 0 and kl[:, 1:].max() > 0
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 def test_position_zero_never_changes(execution):
     setting = Setting(execution, "float32")
     model, tokens = random_model(), random_tokens()
     reference = logits_of(model, tokens, dense_grid(model), setting)
-    quantized = logits_of(model, tokens, Grid.uniform(3, 2, "int4"), setting)
+    quantized = logits_of(model, tokens, PrecisionGrid.uniform(3, 2, "int4"), setting)
     kl = divergence(quantized, reference)
     assert kl[:, 0].abs().max() < 1e-12 and kl[:, 1:].min() > 0
 
@@ -78,7 +80,7 @@ def both() -> dict[str, dict]:
     """Sensitivities and joint KL of several policies under both executions, FP32, 4 layers × 4 heads."""
     model, tokens = random_model(4, 4, 16, vocab=211, context=48), random_tokens(6, 48, 211)
     found: dict[str, dict] = {}
-    for execution in ("parallel", "incremental"):
+    for execution in ("one-pass", "token-by-token"):
         setting = Setting(execution, "float32")
         wanted = trials(("kv",), ("int8", "int4"))
         sweeps = [sweep_layer(model, tokens, layer, wanted, setting, MEMORY) for layer in range(4)]
@@ -89,7 +91,7 @@ def both() -> dict[str, dict]:
         policies = {
             share: table.grid(greedy(table, Budget(budget, "nats")).choice) for share, budget in budgets.items()
         }
-        policies |= {p: Grid.uniform(4, 4, p) for p in ("int8", "int4")}
+        policies |= {p: PrecisionGrid.uniform(4, 4, p) for p in ("int8", "int4")}
         kl = {
             name: float(divergence(logits_of(model, tokens, grid, setting), reference).mean())
             for name, grid in policies.items()
@@ -100,18 +102,18 @@ def both() -> dict[str, dict]:
 
 def test_in_fp32_single_head_kl_agrees_to_one_percent(both):
     for precision in ("int8", "int4"):
-        parallel = torch.tensor(both["parallel"]["scores"][precision])
-        incremental = torch.tensor(both["incremental"]["scores"][precision])
-        assert (parallel / incremental - 1).abs().max() < 0.01
+        one_pass = torch.tensor(both["one-pass"]["scores"][precision])
+        token_by_token = torch.tensor(both["token-by-token"]["scores"][precision])
+        assert (one_pass / token_by_token - 1).abs().max() < 0.01
 
 
 def test_in_fp32_the_mean_kl_of_every_policy_agrees_to_two_percent(both):
-    for name, kl in both["incremental"]["kl"].items():
-        assert both["parallel"]["kl"][name] == pytest.approx(kl, rel=0.02)
+    for name, kl in both["token-by-token"]["kl"].items():
+        assert both["one-pass"]["kl"][name] == pytest.approx(kl, rel=0.02)
 
 
 def test_both_executions_allocate_alike(both):
-    assert both["parallel"]["policies"] == both["incremental"]["policies"]
+    assert both["one-pass"]["policies"] == both["token-by-token"]["policies"]
 
 
 class Recording:
@@ -150,27 +152,27 @@ class Replaying(PackedCache):
 def test_a_few_flipped_codes_are_the_whole_difference_in_fp32():
     """Few codes differ between the executions; with the same reconstructed past the logits agree to FP32 rounding."""
     model, tokens = random_model(4, 4, 16, vocab=211, context=48), random_tokens(6, 48, 211)
-    grid = Grid.uniform(4, 4, "int8")
-    parallel = Recording(BlockCache(grid), LEVELS["int8"])
+    grid = PrecisionGrid.uniform(4, 4, "int8")
+    one_pass = Recording(BlockCache(grid), MAX_CODES["int8"])
     seen = {}
-    inner = parallel.cache.update
+    inner = one_pass.cache.update
 
     def keep(keys, values, layer):
         seen[layer] = inner(keys, values, layer)
         return seen[layer]
 
-    parallel.cache.update = keep
-    reference = model(tokens, parallel)
-    incremental = Recording(PackedCache(grid, 6, 16, torch.float32, 48), LEVELS["int8"])
+    one_pass.cache.update = keep
+    reference = model(tokens, one_pass)
+    token_by_token = Recording(PackedCache(grid, 6, 16, torch.float32, 48), MAX_CODES["int8"])
     replayed = Replaying(seen, grid, 6, 16, torch.float32, 48)
     steps = [tokens[:, t : t + 1] for t in range(48)]
-    apart = torch.cat([model(step, incremental) for step in steps], dim=1)
+    apart = torch.cat([model(step, token_by_token) for step in steps], dim=1)
     together = torch.cat([model(step, replayed) for step in steps], dim=1)
 
     flipped = total = 0
     for layer in range(4):
-        codes = torch.cat(incremental.codes[layer], dim=3)
-        gap = (codes.int() - parallel.codes[layer][0].int()).abs()
+        codes = torch.cat(token_by_token.codes[layer], dim=3)
+        gap = (codes.int() - one_pass.codes[layer][0].int()).abs()
         assert gap.max() <= 1
         flipped, total = flipped + int((gap > 0).sum()), total + gap.numel()
     assert flipped / total < 1e-3
@@ -178,11 +180,11 @@ def test_a_few_flipped_codes_are_the_whole_difference_in_fp32():
     assert (apart - reference).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 def test_memory_splits_the_blocks_but_changes_nothing(execution):
     setting = Setting(execution, "float32")
     model, tokens = random_model(), random_tokens(7, 12)
-    grid = Grid.of_heads([["int4", "int8"]] * 3)
+    grid = PrecisionGrid.of_heads([["int4", "int8"]] * 3)
     whole = logits_of(model, tokens, grid, setting)
     for memory in (1, 60_000):
         assert blocks_per_pass(model, 7, 12, execution, memory) < 7

@@ -21,8 +21,8 @@ import pytest
 from conftest import AS_ANY_USER, COMPARISON, REVISION, Project, study_of
 from hub import hub
 
-from kvstages.files import read_json
-from kvstages.verify import verify
+from kvstages.files.read import read_json
+from kvstages.provenance.verify import verify
 
 RESULTS = Path("results", "small")
 SUMS = RESULTS / "SHA256SUMS"
@@ -111,7 +111,7 @@ def test_damage_that_keeps_size_and_time_gets_no_new_checksums(finished: Project
 def test_an_old_input_put_back_with_its_old_time_is_noticed(copy: Project) -> None:
     """A result was made of a table that is no longer there; times and checksums of files say nothing about it."""
     shard = copy.folder / SWEEP
-    record = copy.folder / ".made" / f"{SENSITIVITY}.json"
+    record = copy.folder / ".ledger" / f"{SENSITIVITY}.json"
     content = json.loads(record.read_text())
     content["inputs"][str(SWEEP)] = "0" * 64
     record.write_text(json.dumps(content))

@@ -12,15 +12,16 @@ from click.testing import CliRunner
 from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
+from kvstages.analysis.published import published_sensitivities, published_validation
 from kvstages.cli import main
 from kvstages.figures import (
     adaptation,
     adaptation_curves,
     allocation,
     equal_bytes,
-    fisher,
     floor,
     frontier,
+    gradients,
     greedy_path,
     kl_by_position,
     kl_distribution,
@@ -30,9 +31,8 @@ from kvstages.figures import (
 )
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import style, write_figure
-from kvstages.files import write_table
-from kvstages.published import published_sensitivities, published_validation
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_table
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 DRAW = {
     "sensitivity": sensitivity.draw,
@@ -47,7 +47,7 @@ DRAW = {
     "equal-bytes": equal_bytes.draw,
     "frontier": frontier.draw,
     "proxy-joint": proxy_joint.draw,
-    "fisher": fisher.draw,
+    "gradients": gradients.draw,
 }
 
 
@@ -250,7 +250,7 @@ def test_equal_bytes_numbers(study, drawn):
     _, table = drawn["equal-bytes"]
     own = table[table["budget"] == 0.01]
     named, random = own[own["recipe"] != "random"], own[own["recipe"] == "random"]
-    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "depth"]
+    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "by-depth"]
     assert named["policy"].tolist() == named["recipe"].tolist()
     assert random["policy"].nunique() == 12 and random["mean_kl"].is_monotonic_increasing
     rows = pd.read_csv(study / "comparison/0.01/joint.csv")

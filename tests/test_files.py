@@ -11,17 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from kvstages.files import (
-    atomic_path,
-    read_json,
-    read_tensors,
-    sha256,
-    write_bytes,
-    write_json,
-    write_table,
-    write_tensors,
-    write_text,
-)
+from kvstages.files.atomic import atomic_path, write_bytes, write_json, write_table, write_tensors, write_text
+from kvstages.files.ledger import sha256
+from kvstages.files.read import read_json, read_tensors
 
 
 def names(folder: Path) -> list[str]:

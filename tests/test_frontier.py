@@ -13,8 +13,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 from score_tables import published_table, random_table
 
-from kvstages.frontier import frontier
-from kvstages.quantizer import QUANTIZED
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.policies.knapsack import frontier
 
 problems = st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(
     lambda shape: st.tuples(
@@ -86,7 +86,7 @@ def integer_program(cost: np.ndarray, size: np.ndarray, limit: int) -> float:
 
 @pytest.mark.parametrize(
     ("table", "budgets"),
-    [(random_table(4, 4, QUANTIZED, "tensor", seed=5), 30), (random_table(6, 3, ("int8", "int4"), seed=6), 15),
+    [(random_table(4, 4, QUANTIZED, "keys-values", seed=5), 30), (random_table(6, 3, ("int8", "int4"), seed=6), 15),
      (published_table(), 15)],
     ids=["32 tensors, 5 precisions", "18 heads, 3 precisions", "published scores"],
 )  # fmt: skip
@@ -100,7 +100,7 @@ def test_as_good_as_an_integer_program(table, budgets):
 
 
 def test_192_units_at_five_precisions_take_less_than_five_seconds():
-    table = random_table(12, 8, QUANTIZED, "tensor")
+    table = random_table(12, 8, QUANTIZED, "keys-values")
     assert table.costs.shape == (192, 5)
     start = time.process_time()
     found = frontier(table.costs, table.sizes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import random_model, random_tokens
 
-from kvstages.gpt import GPT, CausalCache, GPTConfig, sinusoidal_positions
+from kvstages.models.gpt2_nano import GPT, CausalCache, GPTConfig, sinusoidal_positions
 
 
 def layer_norm(x, norm):

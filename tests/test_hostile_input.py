@@ -22,21 +22,21 @@ from fuzzing import Target, as_bytes, attack, little_memory, mutated_structure, 
 from published_study import SENSITIVITY, write_study
 from test_verify import FOLDER, make_study
 
-from kvstages.checkpoints import read_checkpoint
 from kvstages.cli import main
-from kvstages.compare import FULL as TOLERANCES
-from kvstages.compare import Judge, compare_records, compare_tables, compare_tensors
-from kvstages.configuration import check_shared, check_study, load_study
-from kvstages.files import read_json, read_tensors, write_json, write_tensors
-from kvstages.manifest import read_manifest
-from kvstages.model_config import GPTConfig, read_config
-from kvstages.policies import read_policy
-from kvstages.records import read_columns
-from kvstages.scores import read_scores, read_setting
-from kvstages.shards import read_shard, write_shard
-from kvstages.tokenizer import Tokenizer
-from kvstages.verify import listed
-from kvstages.windows import load_window
+from kvstages.files.atomic import write_json, write_tensors
+from kvstages.files.read import read_columns, read_json, read_tensors
+from kvstages.models.checkpoints import read_checkpoint
+from kvstages.models.config import GPTConfig, read_config
+from kvstages.policies.record import read_policy
+from kvstages.provenance.manifest import read_manifest
+from kvstages.provenance.reproduction import FULL as TOLERANCES
+from kvstages.provenance.reproduction import Judge, compare_records, compare_tables, compare_tensors
+from kvstages.provenance.verify import listed
+from kvstages.scores.table import read_scores, read_setting
+from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.study.shards import read_shard, write_shard
+from kvstages.study.text import Tokenizer
+from kvstages.study.windows import load_window
 
 COUNT = 100_000
 CONFIG = GPTConfig(**SHAPE)
@@ -480,7 +480,7 @@ def test_odd_names_of_studies_are_refused_by_the_workflow(tmp_path: Path) -> Non
 
 def test_hostile_manifests_do_not_leave_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest with a right checksum of its own that names other people's files: nothing of them is read."""
-    from kvstages.manifest import own_digest
+    from kvstages.provenance.manifest import own_digest
 
     monkeypatch.chdir(tmp_path)
     make_study(tmp_path)

@@ -8,21 +8,21 @@ import torch
 from models import random_model, random_tokens
 from score_tables import random_table
 
-from kvstages.budgets import Budget
-from kvstages.comparison import Recipe, equal_bytes
-from kvstages.evaluation import evaluate
-from kvstages.execution import dense_grid, window_logits
-from kvstages.files import write_json
-from kvstages.joint import JOINT_COLUMNS, measure
-from kvstages.policies import read_policies
-from kvstages.quantizer import QUANTIZED
-from kvstages.runtime import Setting
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.files.atomic import write_json
+from kvstages.measure.evaluation import evaluate
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.policy_set import JOINT_COLUMNS, measure
+from kvstages.measure.setting import Setting
+from kvstages.policies.budgets import Budget
+from kvstages.policies.recipes import Recipe, equal_bytes
+from kvstages.policies.record import read_policies
 
 MEMORY = 1 << 30
 RECIPES = [
     Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
-    Recipe("split", "exact", random_table(3, 2, QUANTIZED, "tensor", head_dim=8, tokens=12)),
-    Recipe("random", "random", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
+    Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", head_dim=8, tokens=12)),
+    Recipe("random", "at-random", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
 ]
 SET = equal_bytes(RECIPES, Budget(2500, "bytes"), random=4, draws=9, seed=0)
 
@@ -36,7 +36,7 @@ def reference_of(model, tokens, setting):
     return torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY)])
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_policies_together_measure_what_each_does_alone(execution, dtype):
     setting = Setting(execution, dtype)
@@ -76,13 +76,13 @@ def test_a_set_is_read_and_sets_follow_one_another(model, tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([], "no list under the key policies, expected a set of the stage candidates"),
+        ([], "no list under the key policies, expected a set of the stage policy-set"),
         ({"policies": []}, "no list under the key policies"),
         ({"policies": [{}]}, r"policies\[0\]: key 'policy' is missing"),
         ({"policies": SET["policies"][:1] * 2}, r"policies\[1\]: a second policy of the name exact"),
         (
             {"policies": [{k: v for k, v in SET["policies"][0].items() if k != "recipe"}]},
-            r"policies\[0\]: key 'recipe' is missing, expected a set of the stage candidates",
+            r"policies\[0\]: key 'recipe' is missing, expected a set of the stage policy-set",
         ),
     ],
 )
@@ -94,4 +94,4 @@ def test_what_is_no_set_is_refused_by_name(record, message, model, tmp_path):
 
 def test_a_reference_of_another_window_is_refused(model):
     with pytest.raises(ValueError, match=r"reference logits \(3, 11, 50\), but window and model ask for \(3, 12, 50\)"):
-        measure(model, random_tokens(), SET["policies"], torch.zeros(3, 11, 50), Setting("parallel", "float32"), MEMORY)
+        measure(model, random_tokens(), SET["policies"], torch.zeros(3, 11, 50), Setting("one-pass", "float32"), MEMORY)

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from made_up import policy_rows, write_comparison
 
-from kvstages.files import write_table
-from kvstages.joint_table import read_comparison, read_joint, with_figures
+from kvstages.analysis.joint_table import read_comparison, read_joint, with_figures
+from kvstages.files.atomic import write_table
 
 
 def test_policies_keep_the_order_of_the_file_and_blocks_their_number(tmp_path):

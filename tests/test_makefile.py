@@ -21,9 +21,9 @@ def working(tmp_path: Path) -> Path:
         "resources/bundled/sotu-12x8/model.safetensors",
         "resources/one/model.safetensors",
         "results/one/sensitivity.csv",
-        ".made/results/one/sensitivity.csv.json",
-        ".made/resources/one/model.safetensors.json",
-        ".made/results/two/sensitivity.csv.json",
+        ".ledger/results/one/sensitivity.csv.json",
+        ".ledger/resources/one/model.safetensors.json",
+        ".ledger/results/two/sensitivity.csv.json",
         "results/two/sensitivity.csv",
         "logs/sweep_layer/one/layer-00.log",
         "logs/convert_checkpoint/one.log",
@@ -41,7 +41,7 @@ def files(folder: Path) -> list[str]:
 def test_cleaning_a_study_leaves_the_others(working):
     assert make(working, "clean-study", "STUDY=one").returncode == 0
     assert files(working) == [
-        ".made/results/two/sensitivity.csv.json",
+        ".ledger/results/two/sensitivity.csv.json",
         "logs/convert_checkpoint/two.log",
         "resources/bundled/sotu-12x8/model.safetensors",
         "results/two/sensitivity.csv",
@@ -55,5 +55,5 @@ def test_what_is_no_study_is_not_cleaned(working, name):
     before = files(working)
     done = make(working, "clean-study", f"STUDY={name}")
     assert done.returncode != 0 and "rm" not in done.stdout
-    assert f"STUDY='{name}': expected the name of a study, such as STUDY=embedded" in done.stderr.splitlines()
+    assert f"STUDY='{name}': expected the name of a study, such as STUDY=demo" in done.stderr.splitlines()
     assert files(working) == before

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstages.cli import main
-from kvstages.manifest import KEYS, checksum_lines, manifest, own_digest, read_manifest
+from kvstages.provenance.manifest import KEYS, checksum_lines, manifest, own_digest, read_manifest
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 SHARD = "resources/s/shard/held-out.bin"

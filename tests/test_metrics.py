@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.metrics import divergence, exponential_sum, position_metrics
+from kvstages.measure.metrics import divergence, exponential_sum, position_metrics
 
 
 @settings(deadline=None)

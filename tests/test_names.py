@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from kvstages.budgets import Budget
-from kvstages.names import ALLOCATORS, POLICY, layer_name, parse_policy, policy_name, split_policy
-from kvstages.quantizer import BITS
+from kvstages.cache.precisions import BITS
+from kvstages.policies.budgets import Budget
+from kvstages.policies.names import ALLOCATORS, POLICY, layer_name, parse_policy, policy_name, split_policy
 
 
 @pytest.mark.parametrize("precision", BITS)

@@ -10,11 +10,11 @@ import yaml
 from published import PUBLISHED
 from score_tables import published_table, random_table
 
-from kvstages.budgets import Budget
-from kvstages.names import ALLOCATORS
-from kvstages.policies import STEP_COLUMNS, allocated_policy, uniform_policy
-from kvstages.published import published_policies
-from kvstages.quantizer import BITS, QUANTIZED
+from kvstages.analysis.published import published_policies
+from kvstages.cache.precisions import BITS, QUANTIZED
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import STEP_COLUMNS, allocated_policy, uniform_policy
+from kvstages.policies.names import ALLOCATORS
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 
@@ -42,17 +42,19 @@ def test_uniform_policies_have_the_published_proxies_and_no_path():
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_every_record_and_path_is_what_its_schema_says(allocator):
-    table = random_table(3, 2, QUANTIZED, "tensor")
+    table = random_table(3, 2, QUANTIZED, "keys-values")
     limit = int(table.sizes[:, 3].sum())
     record, steps = allocated_policy("p", allocator, Budget(limit, "bytes"), table, seed=5)
     schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
     assert [*record, "execution", "compute_dtype"] == schema["required"] == list(schema["properties"])
-    jsonschema.validate({**record, "execution": "parallel", "compute_dtype": "float32"}, schema)
+    jsonschema.validate({**record, "execution": "one-pass", "compute_dtype": "float32"}, schema)
     assert record["budget_in"] == "bytes" and limit - 10_000 < record["bytes"]["total"] <= limit
-    assert record["seed"] == (5 if allocator == "random" else None)
+    assert record["seed"] == (5 if allocator == "at-random" else None)
     assert sum(record["tensors"].values()) == 12 and list(record["tensors"]) == list(BITS)
     schema = yaml.safe_load((SCHEMAS / "steps.schema.yaml").read_text())
     assert list(steps) == schema["required"] == list(schema["properties"])
     for row in zip(*steps.values(), strict=True):
         jsonschema.validate(dict(zip(steps, row, strict=True)), schema)
-    assert bool(steps["step"]) == (allocator not in ("exact", "random")) and record["proxy_steps"] == len(steps["step"])
+    assert bool(steps["step"]) == (allocator not in ("exact", "at-random")) and record["proxy_steps"] == len(
+        steps["step"]
+    )

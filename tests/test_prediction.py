@@ -13,19 +13,20 @@ import yaml
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
-from kvstages.checkpoints import save_model
+from kvstages.analysis.gradient_accuracy import accuracy, probe_error
+from kvstages.analysis.prediction import PREDICTION_COLUMNS, proxy, summarise, unit_scores
+from kvstages.cache.precision_grid import PARTS, PrecisionGrid
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.files import read_arrays, write_table, write_tensors
-from kvstages.fisher_accuracy import accuracy, probe_error
-from kvstages.grid import PARTS, Grid
-from kvstages.prediction import PREDICTION_COLUMNS, proxy, summarise, unit_scores
-from kvstages.projections import TENSOR, Projections, read_projections, record_of
-from kvstages.quantizer import QUANTIZED
-from kvstages.scores import read_scores
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_table, write_tensors
+from kvstages.files.read import read_arrays
+from kvstages.models.checkpoints import save_model
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
+from kvstages.scores.projections import TENSOR, Projections, read_projections, record_of
+from kvstages.scores.table import read_scores
 
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
-GRID = Grid((("int8", "bf16"), ("int4", "int4")), (("int4", "bf16"), ("int4", "bf16")))
+GRID = PrecisionGrid((("int8", "bf16"), ("int4", "int4")), (("int4", "bf16"), ("int4", "bf16")))
 
 
 def made_up(probes=3, blocks=2, layers=2, heads=2) -> Projections:
@@ -52,19 +53,19 @@ def test_a_policy_adds_up_its_tensors_with_interactions_or_its_units_without():
     }
     assert found.joint_kl(GRID) == pytest.approx(np.square(sum(a.values())).mean(axis=0) / 10)
     tensors = sum(np.square(one).mean(axis=0) for one in a.values()) / 10
-    assert found.additive_kl(GRID, "tensor") == pytest.approx(tensors)
+    assert found.additive_kl(GRID, "keys-values") == pytest.approx(tensors)
     heads = a[0, 0] + a[0, 2], a[1, 0] + a[1, 2], a[1, 1]
     assert found.additive_kl(GRID, "head") == pytest.approx(sum(np.square(one).mean(axis=0) for one in heads) / 10)
-    assert (found.joint_kl(Grid.uniform(2, 2, "bf16")) == 0).all()
+    assert (found.joint_kl(PrecisionGrid.uniform(2, 2, "bf16")) == 0).all()
 
 
 def test_a_policy_of_another_shape_or_precision_is_refused():
     found = made_up()
     with pytest.raises(ValueError, match=r"a policy of \[2, 2, 2\] heads, expected \[2, 2\]"):
-        found.joint_kl(Grid.uniform(3, 2, "int8"))
+        found.joint_kl(PrecisionGrid.uniform(3, 2, "int8"))
     less = Projections(found.values[..., :2], ("int8", "int4"), 5)
     with pytest.raises(ValueError, match="a policy with int2; the projections hold int8, int4"):
-        less.joint_kl(Grid.uniform(2, 2, "int2"))
+        less.joint_kl(PrecisionGrid.uniform(2, 2, "int2"))
 
 
 def test_the_error_of_the_probes_is_that_of_a_mean_of_squares():
@@ -79,7 +80,7 @@ def test_a_file_that_holds_no_projections_is_named(tmp_path):
     values = made_up().values
     for tensors, record, said in (
         ({"logits": values}, right, "tensors logits, expected projections"),
-        ({TENSOR: values}, {}, "expected projections of the stage fisher"),
+        ({TENSOR: values}, {}, "expected projections of the stage gradients"),
         ({TENSOR: values}, right | {"precisions": ["int8", "fp8"]}, r"precisions \['int8', 'fp8'\], expected some of"),
         ({TENSOR: values}, right | {"tokens": 0}, "tokens 0, expected the positions of a block"),
         ({TENSOR: values[..., :3]}, right, r"shape \(3, 2, 2, 4, 3\), expected \[P, B, L, 2H, 4\]"),
@@ -109,32 +110,32 @@ def study(tmp_path_factory) -> Path:
     for layer, path in enumerate(sweeps):
         run("sweep", *common, "--layer", layer, *words, "--device", "cpu", "--output", path)
     run("sensitivity", *sweeps, "--source", "measured-float32", "--output", folder / "measured.csv")
-    run("fisher", *common, "--probes", 16, "--device", "cpu", "--output-table", folder / "fisher.csv",
+    run("gradients", *common, "--probes", 16, "--device", "cpu", "--output-table", folder / "gradients.csv",
         "--projections", folder / "projections.safetensors")  # fmt: skip
-    recipes = ["exact=exact:fisher:head:int8,int4", "split=exact:measured-float32:tensor:int8,int4,int3,int2"]
-    run("candidates", "--sensitivity", folder / "measured.csv", "--sensitivity", folder / "fisher.csv",
+    recipes = ["exact=exact:gradients:head:int8,int4", "split=exact:measured-float32:keys-values:int8,int4,int3,int2"]
+    run("policy-set", "--sensitivity", folder / "measured.csv", "--sensitivity", folder / "gradients.csv",
         *common[:2], "--tokens", 16, *(word for recipe in recipes for word in ("--recipe", recipe)),
-        "--points", 6, "--output", folder / "candidates.json")  # fmt: skip
+        "--points", 6, "--output", folder / "policy-set.json")  # fmt: skip
     run("reference", *common, "--window", "calibration", "--device", "cpu", "--output", folder / "r.safetensors")
-    run("measure", *common, "--window", "calibration", "--policies", folder / "candidates.json",
+    run("measure", *common, "--window", "calibration", "--policies", folder / "policy-set.json",
         "--reference", folder / "r.safetensors", "--device", "cpu", "--output", folder / "joint.csv")  # fmt: skip
     run("predict", *sweeps, *common[:2], "--projections", folder / "projections.safetensors",
-        "--policies", folder / "candidates.json", "--joint", folder / "joint.csv",
+        "--policies", folder / "policy-set.json", "--joint", folder / "joint.csv",
         "--output", folder / "predictions.csv")  # fmt: skip
     return folder
 
 
 def test_the_table_of_gradients_is_one_that_allocators_read(study):
-    table, measured = (pd.read_csv(study / name) for name in ("fisher.csv", "measured.csv"))
+    table, measured = (pd.read_csv(study / name) for name in ("gradients.csv", "measured.csv"))
     assert list(table) == SENSITIVITY_COLUMNS
     key = ["layer", "head", "part", "precision"]
     assert table[key].equals(measured[key])
     assert table["reconstruction_error"].to_numpy() == pytest.approx(measured["reconstruction_error"].to_numpy())
-    assert set(table["source"]) == {"fisher"} and (table["below_floor"] == 0).all()
+    assert set(table["source"]) == {"gradients"} and (table["below_floor"] == 0).all()
     assert table[["floor_kl", "bf16_step_kl"]].isna().all(axis=None) and (table["standard_error"] > 0).all()
     config = random_model(3, 2, 8).config
-    for unit in ("head", "tensor"):
-        assert read_scores(study / "fisher.csv", config, 16, unit, QUANTIZED).source == "fisher"
+    for unit in ("head", "keys-values"):
+        assert read_scores(study / "gradients.csv", config, 16, unit, QUANTIZED).source == "gradients"
     schema = yaml.safe_load((SCHEMAS / "sensitivity.schema.yaml").read_text())
     for row in json.loads(table.to_json(orient="records")):
         jsonschema.validate(row, schema)
@@ -142,7 +143,7 @@ def test_the_table_of_gradients_is_one_that_allocators_read(study):
 
 def test_the_table_is_made_of_the_projections(study):
     found = read_projections(study / "projections.safetensors")
-    table = pd.read_csv(study / "fisher.csv")
+    table = pd.read_csv(study / "gradients.csv")
     own = table[(table["part"] == "kv") & (table["precision"] == "int3")]["mean_kl"].to_numpy()
     assert own == pytest.approx(found.kl("kv").mean(axis=0)[..., 2].ravel(), rel=1e-12)
     arrays, record = read_arrays(study / "projections.safetensors")
@@ -164,15 +165,15 @@ def test_predictions_stand_beside_what_was_measured(study):
 
 
 def test_the_proxy_of_predict_is_that_of_the_candidates(study):
-    record = json.loads((study / "candidates.json").read_text())
+    record = json.loads((study / "policy-set.json").read_text())
     scores = unit_scores([study / f"layer-{layer}.csv" for layer in range(3)])
     split = [policy for policy in record["policies"] if policy["recipe"] == "split"]
     assert len(split) > 3
     for policy in split:
-        found = proxy(scores, Grid.of_record(policy["precisions"]), "tensor").mean()
+        found = proxy(scores, PrecisionGrid.of_record(policy["precisions"]), "keys-values").mean()
         assert found == pytest.approx(policy["proxy"], rel=1e-9)
     with pytest.raises(ValueError, match="the sweeps have no score of layer 0, head 0, part kv, int8"):
-        proxy(scores.drop(columns=(0, 0, "kv", "int8")), Grid.uniform(3, 2, "int8"), "head")
+        proxy(scores.drop(columns=(0, 0, "kv", "int8")), PrecisionGrid.uniform(3, 2, "int8"), "head")
 
 
 def test_the_summary_tells_a_perfect_prediction_from_one_without_order(study, tmp_path):
@@ -207,6 +208,6 @@ def test_predict_refuses_a_policy_that_was_not_measured(study, tmp_path):
     result = CliRunner().invoke(main, [str(word) for word in (
         "predict", study / "layer-0.csv", study / "layer-1.csv", study / "layer-2.csv",
         "--model", study / "model.safetensors", "--projections", study / "projections.safetensors",
-        "--policies", study / "candidates.json", "--joint", tmp_path / "joint.csv", "--output", tmp_path / "p.csv",
+        "--policies", study / "policy-set.json", "--joint", tmp_path / "joint.csv", "--output", tmp_path / "p.csv",
     )])  # fmt: skip
     assert result.exit_code == 1 and "policy int4: its joint KL was not measured on the window" in result.output

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstages import provenance
-from kvstages.provenance import RUN, code_revision, environment, gpus, run_record, this_run
+from kvstages.provenance import environment as provenance
+from kvstages.provenance.environment import RUN, code_revision, environment, gpus, run_record, this_run
 
 GIT = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
 

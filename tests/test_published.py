@@ -3,7 +3,7 @@
 import pytest
 from published_study import PUBLISHED
 
-from kvstages.published import (
+from kvstages.analysis.published import (
     published_adaptation,
     published_name,
     published_policies,

@@ -11,20 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvstages.quantizer import (
-    BITS,
-    LEVELS,
-    QUANTIZED,
-    bytes_per_token,
-    choose_scale,
-    dequantize,
-    neighbour,
-    pack,
-    packed_width,
-    quantize,
-    reconstruct,
-    unpack,
-)
+from kvstages.cache.precisions import BITS, MAX_CODES, QUANTIZED, bytes_per_token, packed_width
+from kvstages.cache.quantizer import choose_scale, dequantize, neighbour, pack, quantize, reconstruct, unpack
 
 vectors = hnp.arrays(
     np.float32, st.integers(1, 33), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_nan=False)
@@ -45,10 +33,10 @@ def by_hand(x: np.ndarray, levels: int) -> tuple[np.float16, list[int], list[flo
     return scale, codes, values
 
 
-@pytest.mark.parametrize("precision", LEVELS)
+@pytest.mark.parametrize("precision", MAX_CODES)
 @given(x=vectors)
 def test_codes_and_values_are_those_of_the_definition(precision, x):
-    levels = LEVELS[precision]
+    levels = MAX_CODES[precision]
     tensor = torch.from_numpy(x)
     scale, codes, values = by_hand(x, levels)
     stored = choose_scale(tensor)
@@ -62,7 +50,7 @@ def test_codes_and_values_are_those_of_the_definition(precision, x):
 def test_the_error_is_at_most_half_a_step_and_the_rounding_of_the_scale(x):
     tensor = torch.from_numpy(x)
     top = float(np.abs(x).max())
-    for levels in LEVELS.values():
+    for levels in MAX_CODES.values():
         error = (reconstruct(tensor, levels) - tensor).abs().max()
         assert error <= top / (2 * levels) + top * 2**-11 + 2**-24
 
@@ -82,7 +70,7 @@ def test_the_order_of_operations_matters_and_is_the_studys():
     assert not torch.equal(codes, (x * (127 / wide)).round().clamp(-127, 127).to(torch.int8))
 
 
-@pytest.mark.parametrize("levels", LEVELS.values())
+@pytest.mark.parametrize("levels", MAX_CODES.values())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_extreme_vectors_give_finite_values(levels, dtype):
     zeros, tiny = torch.zeros(5, dtype=dtype), torch.full((5,), 1e-9, dtype=dtype)
@@ -104,7 +92,7 @@ def test_a_tensor_of_levels_quantizes_heads_of_mixed_precision_as_apart():
 @pytest.mark.parametrize("precision", QUANTIZED)
 @given(data=st.data(), rows=st.integers(1, 4), head_dim=st.integers(1, 35))
 def test_every_precision_packs_into_its_bits_and_unpacks(precision, data, rows, head_dim):
-    m = LEVELS[precision]
+    m = MAX_CODES[precision]
     codes = torch.from_numpy(data.draw(hnp.arrays(np.int8, (rows, head_dim), elements=st.integers(-m, m))))
     packed = pack(codes, BITS[precision])
     assert packed.dtype == torch.uint8
@@ -118,7 +106,7 @@ def test_every_precision_packs_into_its_bits_and_unpacks(precision, data, rows, 
 @given(data=st.data(), head_dim=st.integers(1, 35))
 def test_packed_codes_are_a_little_endian_stream_of_fields(precision, data, head_dim):
     """Bit by bit: code i takes bits i·b to (i + 1)·b of the bytes read as one little-endian number; the rest is 0."""
-    bits, m = BITS[precision], LEVELS[precision]
+    bits, m = BITS[precision], MAX_CODES[precision]
     codes = data.draw(st.lists(st.integers(-m, m), min_size=head_dim, max_size=head_dim))
     packed = pack(torch.tensor(codes, dtype=torch.int8), bits)
     stream = sum((code % 2**bits) << (bits * index) for index, code in enumerate(codes))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.records import arm_and_seed, policy_order
+from kvstages.analysis.arms import arm_and_seed
+from kvstages.policies.names import policy_order
 
 
 def test_the_nearest_folders_tell_arm_and_seed():

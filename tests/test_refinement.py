@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from score_tables import random_table
 
-from kvstages.budgets import Budget
-from kvstages.comparison import Recipe
-from kvstages.files import write_table
-from kvstages.grid import Grid
-from kvstages.refinement import read_moves, refined_policy
-from kvstages.scores import COLUMNS
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.files.atomic import write_table
+from kvstages.policies.budgets import Budget
+from kvstages.policies.recipes import Recipe
+from kvstages.policies.refinement import read_moves, refined_policy
+from kvstages.scores.table import COLUMNS
 
 TABLE = random_table(2, 2, ("int8", "int4"), head_dim=8, tokens=4)
 BASE = Recipe("exact", "exact", TABLE).policy(Budget(500, "bytes"))
@@ -36,7 +36,7 @@ def test_the_refined_policy_adds_least_within_the_bases_bytes(seed):
 
 
 def test_moves_that_add_nothing_anywhere_but_where_the_policy_is_leave_it():
-    choice = TABLE.choice(Grid.of_record(BASE["precisions"]))
+    choice = TABLE.choice(PrecisionGrid.of_record(BASE["precisions"]))
     moves = np.ones((4, 3))
     moves[np.arange(4), [TABLE.ladder.index(name) for name in choice]] = 0
     assert refined_policy("refined", BASE, moves, TABLE)["precisions"] == BASE["precisions"]
@@ -44,7 +44,7 @@ def test_moves_that_add_nothing_anywhere_but_where_the_policy_is_leave_it():
 
 def write_moves(path, missing=None):
     rows = [
-        (*unit, precision, 0.1 * index - 0.2 * rung, 0.0, "around-0.01", "parallel", "float32")
+        (*unit, precision, 0.1 * index - 0.2 * rung, 0.0, "around-0.01", "one-pass", "float32")
         for index, unit in enumerate(TABLE.units)
         for rung, precision in enumerate(TABLE.ladder)
         if (*unit[:2], precision) != missing

@@ -6,8 +6,8 @@ import pytest
 import torch
 from models import random_model, random_tokens
 
-from kvstages.cache import DenseBlockCache
-from kvstages.rounding import RecordedRounding, SharedRounding, storage_rounding
+from kvstages.cache.one_pass import DenseBlockCache
+from kvstages.cache.rounding import RecordedRounding, SharedRounding, storage_rounding
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -7,10 +7,10 @@ import torch
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
-from kvstages.checkpoints import save_model
 from kvstages.cli import main
-from kvstages.files import write_tensors
-from kvstages.runtime import Setting, prepare
+from kvstages.files.atomic import write_tensors
+from kvstages.measure.setting import Setting, prepare
+from kvstages.models.checkpoints import save_model
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_an_unknown_device_is_an_error():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("serial", "float32"), "execution 'serial': expected one of parallel, incremental"),
-        (("parallel", "float16"), "compute_dtype 'float16': expected one of bfloat16, float32, float64"),
+        (("serial", "float32"), "execution 'serial': expected one of one-pass, token-by-token"),
+        (("one-pass", "float16"), "compute_dtype 'float16': expected one of bfloat16, float32, float64"),
     ],
 )
 def test_an_unknown_execution_or_dtype_is_an_error(words, message):

@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from made_up import sensitivity_table
 from published_study import PUBLISHED, SENSITIVITY, figure_arguments, table_arguments, write_study
 
+from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.configuration import check_shared, check_study, load_study
-from kvstages.files import sha256, write_table
-from kvstages.manifest import KEYS, manifest
-from kvstages.quantizer import QUANTIZED
+from kvstages.files.atomic import write_table
+from kvstages.files.ledger import sha256
+from kvstages.provenance.manifest import KEYS, manifest
+from kvstages.study.configuration import check_shared, check_study, load_study
 
 REPOSITORY = Path(__file__).parents[1]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
@@ -77,10 +78,10 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     }
     for key, wrongs in values.items():
         for wrong in wrongs:
-            yield f"{key}={wrong}", {**STUDIES["embedded"], key: wrong}
+            yield f"{key}={wrong}", {**STUDIES["demo"], key: wrong}
 
 
-WRONG = [*broken(STUDIES["embedded"]), *broken(STUDIES["gpt2-nano"]), *wrong_values()]
+WRONG = [*broken(STUDIES["demo"]), *broken(STUDIES["gpt2-nano"]), *wrong_values()]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -96,8 +97,8 @@ def test_shipped_configuration_is_right() -> None:
 
 @pytest.mark.parametrize(("name", "study"), WRONG, ids=[name for name, _ in WRONG])
 def test_schema_and_checks_refuse_the_same_studies(name: str, study: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^config/studies/embedded\.yaml: "):
-        check_study("embedded", study)
+    with pytest.raises(ValueError, match=r"^config/studies/demo\.yaml: "):
+        check_study("demo", study)
     assert list(jsonschema.Draft202012Validator(SCHEMAS["study"]).iter_errors(study)), name
 
 

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from score_tables import head_table
 
-from kvstages.grid import Grid, Unit
-from kvstages.model_config import GPTConfig
-from kvstages.quantizer import QUANTIZED
-from kvstages.scores import COLUMNS, read_scores, read_setting
+from kvstages.cache.precision_grid import PrecisionGrid, Unit
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.models.config import GPTConfig
+from kvstages.scores.table import COLUMNS, read_scores, read_setting
 
 CONFIG = GPTConfig(50, 32, 16, 3, 2)
 
@@ -47,32 +47,32 @@ def test_units_and_precisions_are_picked_from_the_table(tmp_path):
     assert table.costs[3] == pytest.approx([0, 1.12, 1.122]) and table.costs.shape == (6, 3)
     # Two tensors of 4 tokens: 16 bytes each in BF16, 8 and 2 in INT8, 3 and 2 in INT3.
     assert table.sizes[3].tolist() == [128, 80, 40]
-    tensors = read(tmp_path, rows(), "tensor")
+    tensors = read(tmp_path, rows(), "keys-values")
     assert tensors.precisions == ("int8", "int4", "int3") and len(tensors.units) == 12
     assert tensors.kl[1, 5] == pytest.approx(1.011) and tensors.units[5] == Unit(1, 0, "v")
     assert tensors.sizes[5].tolist() == [64, 40, 24, 20]
 
 
 def test_choices_as_a_grid_and_their_proxy():
-    table = head_table({"int8": [[0.25, 0.5]], "int4": [[1.0, 2.0]]}, unit="tensor")
-    assert table.grid(["int4", "bf16"]) == Grid((("int4",),), (("bf16",),))
+    table = head_table({"int8": [[0.25, 0.5]], "int4": [[1.0, 2.0]]}, unit="keys-values")
+    assert table.grid(["int4", "bf16"]) == PrecisionGrid((("int4",),), (("bf16",),))
     assert table.proxy(["int4", "int8"]) == 1.5 and table.proxy(["bf16", "bf16"]) == 0.0
-    assert table.choice(Grid((("int4",),), (("bf16",),))) == ["int4", "bf16"]
+    assert table.choice(PrecisionGrid((("int4",),), (("bf16",),))) == ["int4", "bf16"]
 
 
 @pytest.mark.parametrize(
     "grid",
     [
-        Grid((("int4", "int8"),), (("int4", "int4"),)),
-        Grid.of_heads([["int4", "int2"]]),
-        Grid.of_heads([["int4"]]),
-        Grid.of_heads([["int4", "int8"]] * 2),
+        PrecisionGrid((("int4", "int8"),), (("int4", "int4"),)),
+        PrecisionGrid.of_heads([["int4", "int2"]]),
+        PrecisionGrid.of_heads([["int4"]]),
+        PrecisionGrid.of_heads([["int4", "int8"]] * 2),
     ],
     ids=["keys and values apart", "a precision without scores", "fewer heads", "more layers"],
 )
 def test_a_grid_that_the_units_cannot_say_has_no_choice(grid):
     table = head_table({"int8": [[0.25, 0.5]], "int4": [[1.0, 2.0]]})
-    assert table.choice(Grid.of_heads([["int4", "int8"]])) == ["int4", "int8"]
+    assert table.choice(PrecisionGrid.of_heads([["int4", "int8"]])) == ["int4", "int8"]
     assert table.choice(grid) is None
 
 
@@ -104,7 +104,7 @@ def test_a_score_that_is_none_names_the_unit(tmp_path, bad):
     table.loc[chosen, "mean_kl"] = bad
     message = f"layer 1, head 1, part v, int8: {bad}; expected a finite KL of 0 or more"
     with pytest.raises(ValueError, match=message):
-        read(tmp_path, table, "tensor")
+        read(tmp_path, table, "keys-values")
     assert read(tmp_path, table, "head").kl.shape == (3, 6)
 
 
@@ -122,7 +122,7 @@ def test_precisions_come_once_from_most_bits_to_fewest(tmp_path, precisions):
 
 def test_scores_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"kl of shape \(1, 3\), expected \(1, 2\)"):
-        head_table({"int8": [[0.1, 0.2, 0.3]]}, unit="tensor")
+        head_table({"int8": [[0.1, 0.2, 0.3]]}, unit="keys-values")
 
 
 def test_all_scores_of_a_table_were_measured_in_one_way(tmp_path):

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvstages.files import write_table
-from kvstages.grid import PARTS
-from kvstages.sensitivity import SENSITIVITY_COLUMNS, gather
-from kvstages.sweep_table import sweep_table, trials
+from kvstages.cache.precision_grid import PARTS
+from kvstages.files.atomic import write_table
+from kvstages.scores.columns import SENSITIVITY_COLUMNS, sweep_table, trials
+from kvstages.scores.gather import gather
 
-SETTING = {"execution": "parallel", "compute_dtype": "float32"}
+SETTING = {"execution": "one-pass", "compute_dtype": "float32"}
 TRIALS = trials(PARTS, ("int8", "int4", "compute-step", "bf16-step"))
 
 

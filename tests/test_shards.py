@@ -3,7 +3,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstages.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
+from kvstages.study.shards import HEADER_BYTES, MAGIC, read_shard, write_shard
 
 
 @given(st.lists(st.integers(0, 65535), max_size=200))

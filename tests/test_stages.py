@@ -9,17 +9,18 @@ import torch
 from click.testing import CliRunner
 from models import random_model, random_tokens
 
-from kvstages.budgets import Budget
-from kvstages.checkpoints import save_model
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
 from kvstages.cli import main
-from kvstages.files import read_tensors, write_json, write_table, write_tensors
-from kvstages.grid import Grid
-from kvstages.policies import policy_record
-from kvstages.quantizer import BITS
-from kvstages.sensitivity import SENSITIVITY_COLUMNS
+from kvstages.files.atomic import write_json, write_table, write_tensors
+from kvstages.files.read import read_tensors
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
-WAYS = ["parallel", "incremental"]
-GRID = Grid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
+WAYS = ["one-pass", "token-by-token"]
+GRID = PrecisionGrid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
 BUDGET = Budget(0.1, "nats")
 POLICY = policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up")
 
@@ -41,7 +42,7 @@ def save(model) -> None:
 
 def sensitivities(path: Path, precisions: list[str], layers: int = 3) -> None:
     rows = [
-        (layer, head, "kv", precision, 0.1, 0.01, 3, 1e-9, 1e-6, 0, 0.2, "measured-float32", "parallel", "float32")
+        (layer, head, "kv", precision, 0.1, 0.01, 3, 1e-9, 1e-6, 0, 0.2, "measured-float32", "one-pass", "float32")
         for layer in range(layers)
         for head in range(2)
         for precision in precisions
@@ -109,8 +110,8 @@ def test_overflow_in_the_cache_names_layer_and_head(folder, part, kind, executio
 
 def test_a_reference_made_in_another_way_is_refused(folder):
     assert run(*reference()) == (0, "")
-    line = error(*evaluate("--execution", "incremental"))
-    assert line.startswith("Error: reference.safetensors: computed with execution parallel, not incremental:")
+    line = error(*evaluate("--execution", "token-by-token"))
+    assert line.startswith("Error: reference.safetensors: computed with execution one-pass, not token-by-token:")
     assert not (folder / "evaluation.json").exists()
 
 

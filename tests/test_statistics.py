@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.statistics import (
+from kvstages.stats.bootstrap import (
     block_interval,
     block_means,
-    correlation,
     mcnemar,
     paired_difference,
-    rank_correlation,
     ratio_of_means,
     relative_reduction,
     resampled_means,
     standard_error,
     statistic_interval,
 )
+from kvstages.stats.correlation import correlation, rank_correlation
 
 TRIALS = 200
 

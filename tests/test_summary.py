@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from kvstages.summary import summarise
+from kvstages.stats.summary import summarise
 
 
 def metrics(blocks: int = 4, length: int = 5) -> dict[str, np.ndarray]:

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
-from kvstages.cache import DenseBlockCache
-from kvstages.execution import dense_grid
-from kvstages.grid import PARTS, Grid
-from kvstages.metrics import divergence
-from kvstages.quantizer import LEVELS, QUANTIZED, reconstruct
-from kvstages.runtime import Setting
-from kvstages.sweep import sweep_layer
-from kvstages.sweep_table import trials
+from kvstages.cache.one_pass import DenseBlockCache
+from kvstages.cache.precision_grid import PARTS, PrecisionGrid
+from kvstages.cache.precisions import MAX_CODES, QUANTIZED
+from kvstages.cache.quantizer import reconstruct
+from kvstages.measure.execution import dense_grid
+from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import sweep_layer
+from kvstages.scores.columns import trials
 
 MEMORY = 1 << 30
 TRIALS = (("kv", "int8"), ("kv", "int4"))
@@ -34,7 +35,7 @@ def naive(model, tokens, base, layer, head, part, precision) -> torch.Tensor:
     for side, rows in zip("kv", sides, strict=True):
         if side in part:
             rows[layer][head] = precision
-    grid = Grid(*sides)
+    grid = PrecisionGrid(*sides)
     means = []
     for block in tokens:
         reference = PlainCache(dense_grid(model))
@@ -47,7 +48,7 @@ def naive(model, tokens, base, layer, head, part, precision) -> torch.Tensor:
     return torch.stack(means)
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("layer", [0, 2])
 def test_the_sweep_measures_what_plain_interventions_do(execution, layer):
     model, tokens = random_model(3, 2, 5, dtype=torch.float64), random_tokens(3, 9)
@@ -59,10 +60,10 @@ def test_the_sweep_measures_what_plain_interventions_do(execution, layer):
             assert torch.allclose(found[index, head], expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 def test_around_a_policy_the_sweep_measures_what_plain_interventions_do(execution):
     model, tokens = random_model(3, 2, 5, dtype=torch.float64), random_tokens(2, 9)
-    base = Grid(
+    base = PrecisionGrid(
         (("int4", "int8"), ("bf16", "int2"), ("int8",) * 2), (("bf16", "int8"), ("int3", "int4"), ("int4",) * 2)
     )
     wanted = (("kv", "int4"), ("k", "bf16"), ("v", "int2"))
@@ -77,7 +78,7 @@ def test_around_a_policy_the_sweep_measures_what_plain_interventions_do(executio
     assert torch.equal(unchanged.kl["k", "int2"][1], unchanged.base_kl)
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("memory", [MEMORY, 1])
 def test_an_intervention_that_changes_nothing_measures_exactly_zero(execution, dtype, memory):
@@ -90,7 +91,7 @@ def test_an_intervention_that_changes_nothing_measures_exactly_zero(execution, d
         assert found.base_kl.abs().max() == 0
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 def test_the_floor_is_what_the_smallest_change_does_and_lies_far_below_int8_in_fp32(execution):
     model, tokens = random_model(4, 2, 16), random_tokens(4, 16)
     wanted = (("kv", "int8"), ("kv", "compute-step"), ("kv", "bf16-step"))
@@ -103,14 +104,14 @@ def test_the_floor_is_what_the_smallest_change_does_and_lies_far_below_int8_in_f
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reconstruction_error_is_that_of_the_stored_keys_and_values(dtype):
-    setting = Setting("parallel", dtype)
+    setting = Setting("one-pass", dtype)
     model, tokens = random_model(3, 2, 9, dtype=setting.dtype), random_tokens(3, 12)
     wanted = [(part, precision) for part in PARTS for precision in QUANTIZED]
     error = sweep_layer(model, tokens, 1, wanted, setting, MEMORY).error
     cache = DenseBlockCache()
     x = model.run_layers(model.embed(tokens), cache, last=1)
     _, *stored = model.blocks[1].projections(x)
-    for precision, levels in LEVELS.items():
+    for precision, levels in MAX_CODES.items():
         parts = []
         for side in stored:
             side = side.to(torch.bfloat16).to(setting.dtype)
@@ -122,7 +123,7 @@ def test_the_reconstruction_error_is_that_of_the_stored_keys_and_values(dtype):
 
 @settings(deadline=None, max_examples=25)
 @given(
-    execution=st.sampled_from(["parallel", "incremental"]),
+    execution=st.sampled_from(["one-pass", "token-by-token"]),
     blocks=st.integers(1, 5),
     length=st.integers(2, 10),
     heads=st.integers(1, 3),
@@ -137,7 +138,7 @@ def test_splitting_for_memory_changes_nothing(execution, blocks, length, heads, 
     assert (whole - split).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 def test_one_block_at_a_time_equals_all_together(execution):
     model, tokens = random_model(), random_tokens(4, 12)
     setting = Setting(execution, "float32")
@@ -148,7 +149,7 @@ def test_one_block_at_a_time_equals_all_together(execution):
 
 def test_trials_apart_equal_trials_together():
     model, tokens = random_model(), random_tokens()
-    setting = Setting("parallel", "float32")
+    setting = Setting("one-pass", "float32")
     together = sweep(model, tokens, 1, setting)
     apart = torch.cat([sweep(model, tokens, 1, setting, wanted=(trial,)) for trial in TRIALS])
     assert torch.equal(together, apart)
@@ -156,17 +157,17 @@ def test_trials_apart_equal_trials_together():
 
 def test_a_layer_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="layer 3: the model has layers 0 to 2"):
-        sweep(random_model(), random_tokens(), 3, Setting("parallel", "float32"))
+        sweep(random_model(), random_tokens(), 3, Setting("one-pass", "float32"))
 
 
 def test_progress_ends_at_one():
     told = []
-    setting = Setting("incremental", "float32")
+    setting = Setting("token-by-token", "float32")
     sweep_layer(random_model(), random_tokens(), 0, TRIALS, setting, 1, told.append)
     assert told == sorted(told) and told[-1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("execution", ["parallel", "incremental"])
+@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("memory", [MEMORY, 150_000])
 def test_what_lies_below_the_layer_is_run_once_for_all_interventions(monkeypatch, execution, memory):
     model, tokens = random_model(4, 2, 8), random_tokens(3, 12)
@@ -179,8 +180,8 @@ def test_what_lies_below_the_layer_is_run_once_for_all_interventions(monkeypatch
     )
     sweep(model, tokens, 2, Setting(execution, "float32"), memory)
     variants = 1 + 2 * 2
-    # A pass over all layers records the rounding; in parallel it is the one that gives what lies below, too.
-    recorded, below, intervened, above = 4, 2 if execution == "incremental" else 0, 1, 1
+    # A pass over all layers records the rounding; in one-pass it is the one that gives what lies below, too.
+    recorded, below, intervened, above = 4, 2 if execution == "token-by-token" else 0, 1, 1
     # The last group may be filled up with the base; nothing else is run twice but what the recording needs.
     needed = tokens.numel() * (recorded + below + intervened + variants * above)
     assert needed <= sum(rows) <= needed + tokens.numel() * variants

@@ -10,14 +10,14 @@ from made_up import sensitivity_table
 from published_study import FLOOR, PUBLISHED, table_arguments, write_study
 
 from kvstages.cli import main
-from kvstages.files import write_table
-from kvstages.html_page import count, decimal, divergence, percent
+from kvstages.files.atomic import write_table
 from kvstages.tables.equal_bytes import p_value
+from kvstages.tables.page import count, decimal, divergence, percent
 
 BYTES = "persistent payload plus the scales of one cache of 64 tokens at batch 1; transient reconstruction"
 NOT_FASTER = "Less storage is not a speed-up"
 PROXY = "The proxy is a calibration proxy"
-SETTINGS = "incremental execution, computed in bfloat16"
+SETTINGS = "token-by-token execution, computed in bfloat16"
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_sensitivity_summary_of_two_sources_and_of_parts(study, tmp_path):
     assert table.loc[:1, ["joint_mean_kl", "sum_over_joint"]].notna().all(axis=None)
     assert table.loc[2:, ["median_floor", "below_floor", "median_bf16_step"]].isna().all(axis=None)
     assert table.loc[3, "theoretical_ratio_to_int8"] == 127**2
-    assert "measured-float32: parallel execution, computed in float32, 8 blocks" in page
+    assert "measured-float32: one-pass execution, computed in float32, 8 blocks" in page
 
 
 COMPARISON = ["equal-bytes", "frontier", "proxy-joint"]
@@ -182,7 +182,7 @@ def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, st
     _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches")
     for note in (
         "<h1>Speeches: ", PROXY, NOT_FASTER, "the scales of one cache of one block at batch 1",
-        "Measured jointly with parallel execution, computed in float32, teacher-forced; 8 blocks of the window valid",
+        "Measured jointly with one-pass execution, computed in float32, teacher-forced; 8 blocks of the window valid",
     ):  # fmt: skip
         assert note in page
     make(name, study, tmp_path / "again.html", "--title", "Speeches")

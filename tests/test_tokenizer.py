@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.tokenizer import END_OF_WORD, Tokenizer, train_tokenizer
+from kvstages.study.text import END_OF_WORD, Tokenizer, train_tokenizer
 
 ALPHABET = "abc"
 TRAINED = train_tokenizer(["aab abc aab cab bca aab abab abcabc", "cc aaa aaaa ca"], 20, ALPHABET)

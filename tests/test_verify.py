@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from published_study import write_study
 
 from kvstages.cli import main
-from kvstages.files import write_bytes, write_json, write_text
-from kvstages.made import sha256
-from kvstages.manifest import manifest
-from kvstages.verify import verify
+from kvstages.files.atomic import write_bytes, write_json, write_text
+from kvstages.files.ledger import sha256
+from kvstages.provenance.manifest import manifest
+from kvstages.provenance.verify import verify
 
 RUN = {"command": "snakemake", "revision": None, "dirty": None}
 FOLDER = Path("results", "small")

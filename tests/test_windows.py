@@ -8,10 +8,11 @@ import torch
 from click.testing import CliRunner
 
 from kvstages.cli import main
-from kvstages.files import read_tensors, write_tensors
-from kvstages.model_config import GPTConfig
-from kvstages.shards import write_shard
-from kvstages.windows import check_tokens, check_windows, cut_windows, load_window, parse_windows
+from kvstages.files.atomic import write_tensors
+from kvstages.files.read import read_tensors
+from kvstages.models.config import GPTConfig
+from kvstages.study.shards import write_shard
+from kvstages.study.windows import check_tokens, check_windows, cut_windows, load_window, parse_windows
 
 CONFIG = GPTConfig(vocab_size=50, context_len=16, embedding_dim=4, num_layers=1, num_heads=2)
 

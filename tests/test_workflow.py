@@ -19,10 +19,10 @@ import pytest
 import yaml
 from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bundle, study_of
 
-from kvstages.compare import compare
-from kvstages.digests import stage_modules
-from kvstages.published import SHIPPED, published_validation
-from kvstages.verify import verify
+from kvstages.analysis.published import SHIPPED, published_validation
+from kvstages.provenance.code import stage_modules
+from kvstages.provenance.reproduction import compare
+from kvstages.provenance.verify import verify
 
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {
@@ -46,7 +46,7 @@ CORE = {
     "adapt_model",
     "evaluate_adapted",
 }
-PUBLISHED_WAY = {"execution": "incremental", "compute_dtype": "bfloat16"}
+PUBLISHED_WAY = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
 RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json"}
 
 
@@ -213,7 +213,7 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
     assert record["environment"]["devices"] == ["cpu"]
     assert record["environment"]["packages"]["torch"]
     rules = {path: output["rule"] for path, output in record["outputs"].items()}
-    assert rules["results/small/sensitivity/measured-float32.csv"] == "gather_sensitivity"
+    assert rules["results/small/scores/measured-float32.csv"] == "gather_sensitivity"
     assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted"
     assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
     assert CORE - {"fetch_artifact"} < set(rules.values())
@@ -248,10 +248,10 @@ def test_records_are_what_their_dictionary_says(finished: Project, name: str) ->
 
 def test_sets_of_policies_are_what_their_dictionary_says(finished: Project) -> None:
     results = finished.folder / "results" / "small"
-    paths = [*results.glob("**/candidates.json")]
+    paths = [*results.glob("**/policy-set.json")]
     assert len(paths) == 2
     for path in paths:
-        jsonschema.validate(json.loads(path.read_text()), dictionary("candidates"))
+        jsonschema.validate(json.loads(path.read_text()), dictionary("policy-set"))
 
 
 @pytest.mark.parametrize("name", [path.name.split(".")[0] for path in sorted(SCHEMAS.iterdir())])
@@ -289,20 +289,20 @@ def test_another_thread_count_is_within_the_documented_tolerance(finished: Proje
     copy.run("--config", "threads=2", "--cores", "2")
     comparison = compare(*(project.folder / "results" / "small" for project in (finished, copy)))
     assert not comparison.outside
-    assert "sensitivity/measured-float32.csv" in {*comparison.identical, *comparison.within}
+    assert "scores/measured-float32.csv" in {*comparison.identical, *comparison.within}
     record = json.loads((copy.folder / "results" / "small" / "manifest.json").read_text())
     assert record["environment"]["threads"] == [2]
 
 
 def test_every_file_that_a_rule_reads_is_in_the_record_of_what_it_made(finished: Project) -> None:
-    """So that a reader that forgets `made.note` is found: what Snakemake calls inputs, the stage has noted."""
+    """So that a reader that forgets `ledger.note` is found: what Snakemake calls inputs, the stage has noted."""
     lines = finished.run("--detailed-summary").splitlines()
     header = next(line for line in lines if line.startswith("output_file")).split("\t")
     rows = [dict(zip(header, line.split("\t"), strict=True)) for line in lines if line.count("\t") == len(header) - 1]
     checked = 0
     for row in rows:
         if row["rule"] in CORE - {"fetch_artifact"}:
-            record = json.loads((finished.folder / ".made" / f"{row['output_file']}.json").read_text())
+            record = json.loads((finished.folder / ".ledger" / f"{row['output_file']}.json").read_text())
             assert set(record["inputs"]) == set(row["input-file(s)"].split(",")), row["output_file"]
             checked += 1
     assert checked > 30
@@ -364,7 +364,7 @@ def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_p
         shutil.copytree(REPOSITORY / name, tmp_path / "repository" / name)
     shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
     assert copy.jobs() == {}
-    with (tmp_path / "repository" / "kvstages" / "adaptation.py").open("a") as file:
+    with (tmp_path / "repository" / "kvstages" / "measure" / "adaptation.py").open("a") as file:
         file.write("# edited\n")
     jobs = copy.jobs()
     assert jobs["adapt_model"] == 2

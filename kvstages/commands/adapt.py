@@ -60,11 +60,11 @@ def command(
     Example: kvstages adapt --model model.safetensors --windows windows.safetensors --noise-bits 4 --seed 1337
     --output adapted.safetensors --curve curve.csv
     """
-    from kvstages.adaptation import Arm, adapt
-    from kvstages.checkpoints import load_model, save_model
-    from kvstages.files import write_table
-    from kvstages.runtime import DTYPES, prepare
-    from kvstages.windows import load_window
+    from kvstages.files.atomic import write_table
+    from kvstages.measure.adaptation import Arm, adapt
+    from kvstages.measure.setting import DTYPES, prepare
+    from kvstages.models.checkpoints import load_model, save_model
+    from kvstages.study.windows import load_window
 
     if no_noise == (noise_bits is not None):
         raise click.UsageError("give either --noise-bits or --no-noise")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from kvstages.cache.precision_grid import UNITS
+from kvstages.cache.precisions import BITS
 from kvstages.commands import options
-from kvstages.grid import UNITS
-from kvstages.names import ALLOCATORS
-from kvstages.quantizer import BITS
+from kvstages.policies.names import ALLOCATORS
 
 
 @click.command("allocate")
@@ -33,7 +33,7 @@ from kvstages.quantizer import BITS
     help="Quantized precisions to choose from, such as int8,int4.  [default: all that have scores]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="random: what it draws with.")
-@click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage sensitivity.")
+@click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage gather.")
 @options.model
 @click.option(
     "--tokens",
@@ -75,11 +75,12 @@ def command(
     Example: kvstages allocate --policy greedy-0.01 --allocator greedy --budget 0.01 --sensitivity measured-float32.csv
     --model model.safetensors --output policy.json --steps steps.csv
     """
-    from kvstages.budgets import Budget
-    from kvstages.files import write_json, write_table
-    from kvstages.model_config import read_config
-    from kvstages.policies import allocated_policy, read_policy, uniform_policy
-    from kvstages.scores import read_scores, read_setting
+    from kvstages.files.atomic import write_json, write_table
+    from kvstages.models.config import read_config
+    from kvstages.policies.budgets import Budget
+    from kvstages.policies.making import allocated_policy, uniform_policy
+    from kvstages.policies.record import read_policy
+    from kvstages.scores.table import read_scores, read_setting
 
     given = (budget is not None) + (bytes_of is not None)
     if (allocator == "uniform") != (precision is not None) or given != (allocator != "uniform"):

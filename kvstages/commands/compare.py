@@ -19,9 +19,9 @@ def command(first: Path, second: Path) -> None:
     or `outside` (a number beyond it, or anything else that is not equal: policies, tokens, texts, files that are
     missing). Exit status 1 if anything is outside. kvstages/compare.py holds the tolerances.
 
-    Example: kvstages compare results/embedded ../on-a-gpu/results/embedded
+    Example: kvstages compare results/demo ../on-a-gpu/results/demo
     """
-    from kvstages.compare import compare
+    from kvstages.provenance.reproduction import compare
 
     comparison = compare(first, second)
     for name in comparison.identical:

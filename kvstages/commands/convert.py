@@ -30,7 +30,7 @@ def command(checkpoint: Path, output: Path) -> None:
       kvstages convert --checkpoint resources/gpt2-nano/checkpoint/final.pt \\
           --output resources/gpt2-nano/model.safetensors
     """
-    from kvstages.checkpoints import read_checkpoint, save_model
+    from kvstages.models.checkpoints import read_checkpoint, save_model
 
     config, state = read_checkpoint(checkpoint)
     save_model(output, config, state)

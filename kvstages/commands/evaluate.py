@@ -43,12 +43,12 @@ def command(
     Example: kvstages evaluate --model model.safetensors --windows windows.safetensors --window validation
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
-    from kvstages.checkpoints import load_model
-    from kvstages.evaluation import evaluate, read_reference
-    from kvstages.files import write_json, write_table
-    from kvstages.policies import read_policy
-    from kvstages.runtime import Setting, prepare
-    from kvstages.windows import load_window
+    from kvstages.files.atomic import write_json, write_table
+    from kvstages.measure.evaluation import evaluate, read_reference
+    from kvstages.measure.setting import Setting, prepare
+    from kvstages.models.checkpoints import load_model
+    from kvstages.policies.record import read_policy
+    from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)

@@ -37,8 +37,8 @@ def command(source: str, location: str, revision: str | None, path: str, sha256:
     \b
     Example:
       kvstages fetch --source bundled --location resources/bundled/sotu-12x8 --path vocab.json \\
-          --sha256 SHA256 --output resources/embedded/vocabulary/vocab.json
+          --sha256 SHA256 --output resources/demo/vocabulary/vocab.json
     """
-    from kvstages.artifacts import fetch
+    from kvstages.study.artifacts import fetch
 
     fetch(source, location, revision, path, sha256, output)

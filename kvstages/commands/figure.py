@@ -22,7 +22,7 @@ def command() -> None:
     The same inputs give the same bytes. One policy is one folder: where a figure asks for a policy's record, it also
     reads the table that lies beside it.
 
-    Example: kvstages figure sensitivity --sensitivity sensitivity/measured-float32.csv --output figures/sensitivity.svg
+    Example: kvstages figure sensitivity --sensitivity scores/measured-float32.csv --output figures/sensitivity.svg
     """
 
 
@@ -131,7 +131,7 @@ def floor_command(sensitivities: tuple[Path, ...], output: Path) -> None:
 @output_option
 def equal_bytes_command(comparisons: tuple[Path, ...], output: Path) -> None:
     """Joint KL of recipes at equal bytes. A panel for each comparison given; its folder tells the budget, and the
-    candidates.json beside it where the random policies lie.
+    policy-set.json beside it where the random policies lie.
     """
     from kvstages.figures.equal_bytes import draw, numbers
     from kvstages.figures.style import write_figure
@@ -161,13 +161,13 @@ def proxy_joint_command(tables: tuple[Path, ...], output: Path) -> None:
     write_figure(output, numbers(tables), draw)
 
 
-@command.command("fisher")
+@command.command("gradients")
 @click.option("--measured", type=FILE, required=True, help="Sensitivity table of measured scores.")
-@click.option("--estimated", type=FILE, required=True, help="Sensitivity table of the stage fisher.")
+@click.option("--estimated", type=FILE, required=True, help="Sensitivity table of the stage gradients.")
 @output_option
-def fisher_command(measured: Path, estimated: Path, output: Path) -> None:
+def gradients_command(measured: Path, estimated: Path, output: Path) -> None:
     """Scores from gradients against measured ones. A point for each unit and precision, and the ratio of the two."""
-    from kvstages.figures.fisher import draw, numbers
+    from kvstages.figures.gradients import draw, numbers
     from kvstages.figures.style import write_figure
 
     write_figure(output, numbers(measured, estimated), draw)

@@ -31,16 +31,16 @@ def command(
     results alone and are the same bytes for each run. A file that changed after it was made is refused. Check all of it
     with: kvstages verify results/STUDY, or the results alone with: cd results/STUDY && sha256sum --check SHA256SUMS
 
-    Example: kvstages manifest --study embedded --output results/embedded/manifest.json
-    --checksums results/embedded/SHA256SUMS gather_sensitivity=results/embedded/sensitivity.csv
+    Example: kvstages manifest --study demo --output results/demo/manifest.json
+    --checksums results/demo/SHA256SUMS gather_sensitivity=results/demo/sensitivity.csv
     """
     import json
     import sys
     from datetime import UTC, datetime
 
-    from kvstages.files import write_json, write_text
-    from kvstages.manifest import manifest
-    from kvstages.provenance import this_run
+    from kvstages.files.atomic import write_json, write_text
+    from kvstages.provenance.environment import this_run
+    from kvstages.provenance.manifest import manifest
 
     try:
         configuration = json.loads(settings)

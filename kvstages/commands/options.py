@@ -46,8 +46,8 @@ memory = click.option(
 )
 execution = click.option(
     "--execution",
-    type=click.Choice(["parallel", "incremental"]),
-    default="parallel",
+    type=click.Choice(["one-pass", "token-by-token"]),
+    default="one-pass",
     show_default=True,
     help="All positions of a block in one pass, or token by token through the packed cache.",
 )

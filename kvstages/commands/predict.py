@@ -12,19 +12,19 @@ from kvstages.commands import options
 @click.command("predict")
 @click.argument("sweeps", type=options.INPUT, nargs=-1, required=True)
 @options.model
-@click.option("--projections", type=options.INPUT, required=True, help="From the stage fisher.")
+@click.option("--projections", type=options.INPUT, required=True, help="From the stage gradients.")
 @click.option(
     "--policies",
     type=options.INPUT,
     multiple=True,
     required=True,
-    help="Set of policies, from the stage candidates. May be given more than once.",
+    help="Set of policies, from the stage policy-set. May be given more than once.",
 )
 @click.option(
     "--joint",
     type=options.INPUT,
     required=True,
-    help="The same policies measured on the window of the projections, from the stage measure.",
+    help="The same policies measured on the window of the projections, from the stage evaluate-set.",
 )
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
@@ -41,15 +41,15 @@ def command(
     prediction (nats) beside the measured joint KL. All of it is on the window of the sensitivities.
 
     Example: kvstages predict sweep/float32/layer-*.csv --model model.safetensors
-    --projections fisher/projections.safetensors --policies frontier/candidates.json --joint fisher/joint.csv
-    --output fisher/predictions.csv
+    --projections gradients/projections.safetensors --policies frontier/policy-set.json --joint gradients/joint.csv
+    --output gradients/predictions.csv
     """
-    from kvstages.files import write_table
-    from kvstages.joint_table import read_joint
-    from kvstages.model_config import read_config
-    from kvstages.policies import read_policies
-    from kvstages.prediction import predictions, unit_scores
-    from kvstages.projections import read_projections
+    from kvstages.analysis.joint_table import read_joint
+    from kvstages.analysis.prediction import predictions, unit_scores
+    from kvstages.files.atomic import write_table
+    from kvstages.models.config import read_config
+    from kvstages.policies.record import read_policies
+    from kvstages.scores.projections import read_projections
 
     chosen = read_policies(policies, read_config(model))
     write_table(output, predictions(read_projections(projections), unit_scores(sweeps), chosen, read_joint(joint)))

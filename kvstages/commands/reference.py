@@ -36,11 +36,11 @@ def command(
     """
     import torch
 
-    from kvstages.checkpoints import load_model
-    from kvstages.execution import dense_grid, window_logits
-    from kvstages.files import write_tensors
-    from kvstages.runtime import Setting, prepare
-    from kvstages.windows import load_window
+    from kvstages.files.atomic import write_tensors
+    from kvstages.measure.execution import dense_grid, window_logits
+    from kvstages.measure.setting import Setting, prepare
+    from kvstages.models.checkpoints import load_model
+    from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)

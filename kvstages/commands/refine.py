@@ -20,16 +20,16 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
     """Reallocate at the bytes of a policy, by what each move adds around it.
 
     The new policy has the least sum of added KL that its base's bytes allow. That sum is a proxy, as the first one was;
-    the stage measure says whether the second step helps.
+    the stage evaluate-set says whether the second step helps.
 
     Example: kvstages refine --base exact/policy.json --moves refined.csv --sensitivity measured-float32.csv
     --model model.safetensors --output refined.json
     """
-    from kvstages.files import write_json
-    from kvstages.model_config import read_config
-    from kvstages.policies import read_policy
-    from kvstages.refinement import read_moves, refined_policy
-    from kvstages.scores import read_scores
+    from kvstages.files.atomic import write_json
+    from kvstages.models.config import read_config
+    from kvstages.policies.record import read_policy
+    from kvstages.policies.refinement import read_moves, refined_policy
+    from kvstages.scores.table import read_scores
 
     config = read_config(model)
     record = read_policy(base, config)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
-from kvstages.grid import PARTS
-from kvstages.sweep_table import PRECISION_ORDER, sweep_table, trials
+from kvstages.scores.columns import PRECISION_ORDER, sweep_table, trials
 
 
 @click.command("sweep")
@@ -61,19 +61,19 @@ def command(
 
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
-    from kvstages.checkpoints import load_model
-    from kvstages.files import write_table
-    from kvstages.grid import Grid
-    from kvstages.policies import read_policy
-    from kvstages.runtime import Setting, prepare
-    from kvstages.sweep import sweep_layer
-    from kvstages.windows import load_window
+    from kvstages.cache.precision_grid import PrecisionGrid
+    from kvstages.files.atomic import write_table
+    from kvstages.measure.setting import Setting, prepare
+    from kvstages.measure.sweep import sweep_layer
+    from kvstages.models.checkpoints import load_model
+    from kvstages.policies.record import read_policy
+    from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
     decoder = load_model(model, setting.dtype, place).pack()
     tokens = load_window(windows, window, decoder.config).to(place)
-    around = None if base is None else Grid.of_record(read_policy(base, decoder.config)["precisions"])
+    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.config)["precisions"])
     wanted = trials(parts, precisions)
     with options.progress(f"sweep, layer {layer}") as report:
         found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)

@@ -97,7 +97,7 @@ def sensitivity_summary_command(
 @output_option
 def equal_bytes_command(comparisons: tuple[Path, ...], title: str | None, output: Path) -> None:
     """Recipes at equal bytes, against the published one. A section for each comparison given; its folder tells the
-    budget, and the candidates.json beside it where the random policies lie.
+    budget, and the policy-set.json beside it where the random policies lie.
     """
     from kvstages.tables.equal_bytes import equal_bytes_table
 
@@ -126,16 +126,16 @@ def proxy_joint_command(tables: tuple[Path, ...], title: str | None, output: Pat
     _write(output, *proxy_joint_table(tables, title))
 
 
-@command.command("fisher")
+@command.command("gradients")
 @click.option("--measured", type=FILE, required=True, help="Sensitivity table of measured scores.")
-@click.option("--projections", type=FILE, required=True, help="Projections of the stage fisher.")
+@click.option("--projections", type=FILE, required=True, help="Projections of the stage gradients.")
 @title_option
 @output_option
-def fisher_command(measured: Path, projections: Path, title: str | None, output: Path) -> None:
+def gradients_command(measured: Path, projections: Path, title: str | None, output: Path) -> None:
     """How near scores from gradients come to measured ones. By part, precision and number of probes."""
-    from kvstages.tables.fisher import fisher_table
+    from kvstages.tables.gradients import gradients_table
 
-    _write(output, *fisher_table(measured, projections, title))
+    _write(output, *gradients_table(measured, projections, title))
 
 
 @command.command("prediction")
@@ -151,13 +151,13 @@ def prediction_command(predictions: Path, held_out: tuple[Path, ...], title: str
 
 
 def _folder(published: str | None) -> Path | None:
-    from kvstages.published import published_folder
+    from kvstages.analysis.published import published_folder
 
     return None if published is None else published_folder(published)
 
 
 def _write(output: Path, table: pd.DataFrame, page: str) -> None:
-    from kvstages.files import write_table, write_text
+    from kvstages.files.atomic import write_table, write_text
 
     if output.suffix != ".html":
         raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")

@@ -18,9 +18,9 @@ def command(context: click.Context, folder: Path) -> None:
     looked for where they were when the manifest was written, seen from the folder (../../resources/STUDY). Nothing is
     changed.
 
-    Example: kvstages verify results/embedded
+    Example: kvstages verify results/demo
     """
-    from kvstages.verify import verify
+    from kvstages.provenance.verify import verify
 
     problems, count = verify(folder)
     for line in problems:

@@ -36,13 +36,13 @@ def command(shard: Path, model: Path, block: int, windows: tuple[str, ...], outp
 
     \b
     Example:
-      kvstages windows --shard resources/embedded/shard/held-out.bin --model resources/embedded/model.safetensors \\
+      kvstages windows --shard resources/demo/shard/held-out.bin --model resources/demo/model.safetensors \\
           --block 64 --window calibration=0:512 --window validation=8192:10240 \\
-          --output results/embedded/windows.safetensors
+          --output results/demo/windows.safetensors
     """
-    from kvstages.files import write_tensors
-    from kvstages.model_config import read_config
-    from kvstages.windows import cut_windows, parse_windows
+    from kvstages.files.atomic import write_tensors
+    from kvstages.models.config import read_config
+    from kvstages.study.windows import cut_windows, parse_windows
 
     positions = parse_windows(list(windows))
     blocks = cut_windows(shard, positions, block, read_config(model))

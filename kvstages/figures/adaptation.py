@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.arms import arm_and_seed
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import line_style
-from kvstages.records import arm_and_seed, policy_order, read_record
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.arms import arm_and_seed
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.records import arm_and_seed, read_columns
+from kvstages.files.read import read_columns
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
 from kvstages.figures.policies import coinciding
 from kvstages.figures.shades import PRECISIONS, ink
-from kvstages.grid import Grid
-from kvstages.quantizer import BITS
-from kvstages.records import policy_order, read_record
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,7 @@ def numbers(policies: Sequence[Path]) -> pd.DataFrame:
     for path in policies:
         record = read_record(path, ["policy", "precisions"])
         try:
-            grid = Grid.of_record(record["precisions"])
+            grid = PrecisionGrid.of_record(record["precisions"])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         for layer, heads in enumerate(zip(grid.keys, grid.values, strict=True)):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.equal_bytes import equal_bytes
+from kvstages.analysis.equal_bytes import equal_bytes
+from kvstages.analysis.joint_table import PUBLISHED, RANDOM, read_comparison
 from kvstages.figures.shades import RANDOM_POLICIES
-from kvstages.joint_table import PUBLISHED, RANDOM, read_comparison
 
 if TYPE_CHECKING:
     import pandas as pd

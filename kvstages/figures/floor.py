@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.cache.precision_grid import PARTS
+from kvstages.cache.precisions import BITS
 from kvstages.figures.sensitivity import PART_NAMES
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.grid import PARTS
-from kvstages.quantizer import BITS
-from kvstages.records import read_columns
-from kvstages.sweep_table import BF16_STEP
+from kvstages.files.read import read_columns
+from kvstages.scores.columns import BF16_STEP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FLOOR = "floor"
-LEVELS = [*BITS, FLOOR, BF16_STEP]
+MAX_CODES = [*BITS, FLOOR, BF16_STEP]
 KEY = ["source", "part", "level", "layer"]
 # Sums of FP64 leave less than this of a KL of 0, and floors of FP32 are far below what other figures round off.
 ROUND_OFF = 1e-17
@@ -56,7 +56,7 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
             .agg(median_kl="median", lowest_kl="min", highest_kl="max", heads="size")
             .reset_index()
         )
-    ranks = {"part": PARTS.index, "level": LEVELS.index}
+    ranks = {"part": PARTS.index, "level": MAX_CODES.index}
     ordered = [
         table.sort_values(KEY, key=lambda values: values.map(ranks.get(values.name, lambda value: value)))
         for table in tables
@@ -69,7 +69,7 @@ def draw(table: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     sources, parts = (list(dict.fromkeys(table[name])) for name in ("source", "part"))
-    levels = [level for level in LEVELS if level in set(table["level"])]
+    levels = [level for level in MAX_CODES if level in set(table["level"])]
     figure = Figure(figsize=(max(5.2, 0.8 + 3.3 * len(sources)), 1.3 + 2.7 * len(parts)), layout="constrained")
     figure.suptitle("Scores of single heads, and what a change that means nothing does", x=0.01, ha="left")
     panels = figure.subplots(len(parts), len(sources), sharex=True, sharey=True, squeeze=False)

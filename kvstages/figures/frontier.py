@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.joint_table import UNIFORM, read_joint, with_figures
 from kvstages.figures.labels import place_labels
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import legend_columns, line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.joint_table import UNIFORM, read_joint, with_figures
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.names import split_policy
-from kvstages.records import policy_order, read_columns, read_record
+from kvstages.files.read import read_columns, read_record
+from kvstages.policies.names import policy_order, split_policy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from kvstages.figures.policies import coinciding
 from kvstages.figures.style import legend_columns, line_style
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.records import policy_order, read_columns, read_record
+from kvstages.files.read import read_columns, read_record
+from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd

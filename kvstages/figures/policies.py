@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvstages.names import split_policy
-from kvstages.records import policy_order
+from kvstages.policies.names import policy_order, split_policy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.additivity import additivity
+from kvstages.analysis.additivity import additivity
+from kvstages.analysis.joint_table import RANDOM, UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import line_style
-from kvstages.joint_table import RANDOM, UNIFORM
-from kvstages.names import ALLOCATORS
+from kvstages.policies.names import ALLOCATORS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.cache.precision_grid import PARTS
 from kvstages.figures.shades import ink
-from kvstages.grid import PARTS
-from kvstages.records import read_columns
+from kvstages.files.read import read_columns
 
 if TYPE_CHECKING:
     import numpy as np

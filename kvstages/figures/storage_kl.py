@@ -10,7 +10,8 @@ from kvstages.figures.labels import place_labels
 from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.zero_strip import ZeroStrip
-from kvstages.records import policy_order, read_record
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
 
 # Marks of the allocators; all in one shade, for the place says what matters.
-MARKS = {"uniform": "s", "greedy": "o", "exact": "D", "layer": "^", "depth": "v", "reconstruction": "P", "random": "X"}
+MARKS = {
+    "uniform": "s",
+    "greedy": "o",
+    "exact": "D",
+    "by-layer": "^",
+    "by-depth": "v",
+    "reconstruction": "P",
+    "at-random": "X",
+}
 ALLOCATORS = {
     allocator: {
         "marker": marker,

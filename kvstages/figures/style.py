@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.files import write_bytes, write_table
+from kvstages.files.atomic import write_bytes, write_table
 
 if TYPE_CHECKING:
     import pandas as pd

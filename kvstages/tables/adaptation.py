@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages import published as publication
-from kvstages.html_page import Column, Section, divergence, page, percent
-from kvstages.records import arm_and_seed, policy_order, read_record
-from kvstages.tables.common import (
+from kvstages.analysis import published as publication
+from kvstages.analysis.arms import arm_and_seed
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
+from kvstages.tables.notes import (
     HELD_OUT,
     INTERVAL_NOTE,
     MEASURED,
@@ -22,6 +23,7 @@ from kvstages.tables.common import (
     put_beside,
     storage_notes,
 )
+from kvstages.tables.page import Column, Section, divergence, page, percent
 
 if TYPE_CHECKING:
     import pandas as pd

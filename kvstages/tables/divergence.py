@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.html_page import Column, Section, count, decimal, divergence, page, percent
-from kvstages.records import policy_order, read_record
-from kvstages.summary import PERCENTILES, SPREAD
-from kvstages.tables.common import MEASURED, WINDOW, measured_note, page_title
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
+from kvstages.stats.summary import PERCENTILES, SPREAD
+from kvstages.tables.notes import MEASURED, WINDOW, measured_note, page_title
+from kvstages.tables.page import Column, Section, count, decimal, divergence, page, percent
 
 if TYPE_CHECKING:
     import pandas as pd

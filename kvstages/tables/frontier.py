@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.html_page import Column, Section, count, decimal, divergence, factor, page, percent
-from kvstages.joint_table import UNIFORM, read_joint, with_figures
-from kvstages.tables.common import PROXY_NOTE, joint_notes, page_title
+from kvstages.analysis.joint_table import UNIFORM, read_joint, with_figures
+from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
+from kvstages.tables.page import Column, Section, count, decimal, divergence, factor, page, percent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.html_page import Column, Section, count, decimal, page
-from kvstages.prediction import PREDICTORS, summarise
-from kvstages.tables.common import PROXY_NOTE, page_title
+from kvstages.analysis.prediction import PREDICTORS, summarise
+from kvstages.tables.notes import PROXY_NOTE, page_title
+from kvstages.tables.page import Column, Section, count, decimal, page
 
 if TYPE_CHECKING:
     import pandas as pd

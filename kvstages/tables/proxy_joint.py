@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.additivity import additivity, summarise
-from kvstages.html_page import Column, Section, count, decimal, divergence, page
-from kvstages.joint_table import read_joint
-from kvstages.tables.common import PROXY_NOTE, joint_notes, page_title
+from kvstages.analysis.additivity import additivity, summarise
+from kvstages.analysis.joint_table import read_joint
+from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
+from kvstages.tables.page import Column, Section, count, decimal, divergence, page
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages import published as publication
-from kvstages.html_page import Column, Section, count, divergence, factor, page, percent
-from kvstages.quantizer import BITS
-from kvstages.records import policy_order, read_record
-from kvstages.tables.common import (
+from kvstages.analysis import published as publication
+from kvstages.cache.precisions import BITS
+from kvstages.files.read import read_record
+from kvstages.policies.names import policy_order
+from kvstages.tables.notes import (
     HELD_OUT,
     INTERVAL_NOTE,
     MEASURED,
@@ -24,6 +24,7 @@ from kvstages.tables.common import (
     put_beside,
     storage_notes,
 )
+from kvstages.tables.page import Column, Section, count, divergence, factor, page, percent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages import published as publication
-from kvstages.html_page import Column, Section, count, decimal, divergence, page
-from kvstages.quantizer import LEVELS
-from kvstages.records import read_columns, read_record
-from kvstages.tables.common import (
+from kvstages.analysis import published as publication
+from kvstages.cache.precisions import MAX_CODES
+from kvstages.files.read import read_columns, read_record
+from kvstages.tables.notes import (
     MEASURED,
     PROXY_NOTE,
     PUBLISHED_NOTE,
@@ -20,6 +19,7 @@ from kvstages.tables.common import (
     settings,
     storage_notes,
 )
+from kvstages.tables.page import Column, Section, count, decimal, divergence, page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +154,7 @@ def _summarise(scores: pd.DataFrame, joint: dict[str, float]) -> list[dict[str, 
             "median_bf16_step": own["bf16_step_kl"].median(),
             "correlation_with_layer": kl.corr(layer) if layer.nunique() > 1 and kl.nunique() > 1 else None,
             "median_ratio_to_int8": (kl / int8).median() if len(int8) and (int8 > 0).all() else None,
-            "theoretical_ratio_to_int8": (LEVELS["int8"] / LEVELS[precision]) ** 2 if precision in LEVELS else None,
+            "theoretical_ratio_to_int8": rounding_ratio(precision),
             "joint_mean_kl": joint.get(precision),
             "sum_over_joint": kl.sum() / joint[precision] if joint.get(precision) else None,
         })  # fmt: skip
@@ -175,3 +175,8 @@ def _published(folder: Path) -> dict[str, dict[str, Any]]:
     scores = scores.assign(floor_kl=float("nan"), bf16_step_kl=float("nan"), below_floor=0)
     joint = {name: metrics["mean_kl"] for name, metrics in publication.published_validation(folder).items()}
     return {row["precision"]: row for row in _summarise(scores, joint)}
+
+
+def rounding_ratio(precision: str) -> float | None:
+    """The score of a precision over that of INT8, by rounding theory; None where the precision has no codes."""
+    return (MAX_CODES["int8"] / MAX_CODES[precision]) ** 2 if precision in MAX_CODES else None

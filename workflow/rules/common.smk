@@ -6,14 +6,14 @@ Makes: nothing; functions only.
 
 import json
 
-from kvstages.digests import stage_digest
-from kvstages.grid import PARTS, UNITS
-from kvstages.names import layer_name, policy_name, split_policy
-from kvstages.quantizer import QUANTIZED
-from kvstages.sweep_table import BF16_STEP, FLOOR
+from kvstages.provenance.code import stage_digest
+from kvstages.cache.precision_grid import PARTS, UNITS
+from kvstages.policies.names import layer_name, policy_name, split_policy
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.scores.columns import BF16_STEP, FLOOR
 
 # Name of the source of scores from gradients.
-FISHER = "fisher"
+GRADIENTS = "gradients"
 
 
 def code(stage):
@@ -34,18 +34,18 @@ def layers(study):
 def source(study):
     """The sensitivities that the study's policies come from."""
     settings = STUDIES[study]
-    return FISHER if settings["sensitivity"] == FISHER else f"measured-{settings['compute_dtype']}"
+    return GRADIENTS if settings["sensitivity"] == GRADIENTS else f"measured-{settings['compute_dtype']}"
 
 
 def sensitivity_sources(study):
     """All sources of a study's sensitivities: its own; a comparison has gradients and measurements, in BF16 too."""
     measured = [f"measured-{dtype}" for dtype in sweep_dtypes(study)]
-    return [*measured, FISHER] if "comparison" in STUDIES[study] or not measured else measured
+    return [*measured, GRADIENTS] if "comparison" in STUDIES[study] or not measured else measured
 
 
 def source_file(wildcards):
     """Path of the sensitivity table that the study's policies come from."""
-    return f"results/{wildcards.study}/sensitivity/{source(wildcards.study)}.csv"
+    return f"results/{wildcards.study}/scores/{source(wildcards.study)}.csv"
 
 
 def sweep_dtypes(study):
@@ -54,7 +54,7 @@ def sweep_dtypes(study):
     own = STUDIES[study]["compute_dtype"]
     if "comparison" in STUDIES[study]:
         return list(dict.fromkeys([own, "bfloat16"]))
-    return [] if source(study) == FISHER else [own]
+    return [] if source(study) == GRADIENTS else [own]
 
 
 def allocated_policies(study):
@@ -213,8 +213,8 @@ def study_outputs(study):
         "windows.safetensors",
         "reference/validation.safetensors",
         *(f"sweep/{dtype}/layer-{layer}.csv" for dtype in sweep_dtypes(study) for layer in layers(study)),
-        *(f"sensitivity/{name}.csv" for name in sensitivity_sources(study)),
-        *(["fisher/projections.safetensors"] if FISHER in sensitivity_sources(study) else []),
+        *(f"scores/{name}.csv" for name in sensitivity_sources(study)),
+        *(["gradients/projections.safetensors"] if GRADIENTS in sensitivity_sources(study) else []),
         *(f"policies/{policy}/{name}" for policy in policies(study) for name in policy_files),
         *(f"{folder}/{name}" for folder in adapted for name in ("model.safetensors", "curve.csv")),
         *(

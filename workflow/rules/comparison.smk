@@ -4,16 +4,16 @@ The published recipe (greedy on scores in BF16 arithmetic) sets the bytes of eac
 The exact allocator's policy of them is measured around and refined. All policies of a budget, and all of the frontier,
 are measured in one job each, against the reference of the study.
 
-Needs: results/{study}/sensitivity/..., resources/{study}/model.safetensors, results/{study}/windows.safetensors,
+Needs: results/{study}/scores/..., resources/{study}/model.safetensors, results/{study}/windows.safetensors,
 results/{study}/reference/validation.safetensors.
 Makes: results/{study}/comparison/{budget}/{published,exact}/policy.json and steps.csv, moves/layer-{layer}.csv, moves.csv,
-refined.json, candidates.json and joint.csv; results/{study}/frontier/candidates.json and joint.csv.
+refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv.
 """
 
 
 rule allocate_published_recipe:
     input:
-        sensitivity="results/{study}/sensitivity/measured-bfloat16.csv",
+        sensitivity="results/{study}/scores/measured-bfloat16.csv",
         model="resources/{study}/model.safetensors",
     output:
         policy="results/{study}/comparison/{budget}/published/policy.json",
@@ -87,11 +87,11 @@ rule gather_moves:
     log:
         "logs/gather_moves/{study}/{budget}.log",
     params:
-        code=code("sensitivity"),
+        code=code("gather"),
     message:
         "{wildcards.study}: gather the moves around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages sensitivity {input} --source around-{wildcards.budget} --output {output} 2> {log}"
+        "python -m kvstages gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
 
 
 rule refine_policy:
@@ -113,23 +113,23 @@ rule refine_policy:
         " --model {input.model} --output {output} 2> {log}"
 
 
-rule make_candidates:
+rule make_policy_set:
     input:
         sensitivities=sensitivity_files,
         model="resources/{study}/model.safetensors",
     output:
-        "results/{study}/comparison/{budget}/candidates.json",
+        "results/{study}/comparison/{budget}/policy-set.json",
     log:
-        "logs/make_candidates/{study}/{budget}.log",
+        "logs/make_policy_set/{study}/{budget}.log",
     params:
         sensitivities=sensitivity_arguments,
         recipes=equal_bytes_arguments,
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("candidates"),
+        code=code("policy-set"),
     message:
         "{wildcards.study}: policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages candidates {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --budget {wildcards.budget} --output {output} 2> {log}"
 
 
@@ -138,64 +138,64 @@ rule make_frontier:
         sensitivities=sensitivity_files,
         model="resources/{study}/model.safetensors",
     output:
-        "results/{study}/frontier/candidates.json",
+        "results/{study}/frontier/policy-set.json",
     log:
         "logs/make_frontier/{study}.log",
     params:
         sensitivities=sensitivity_arguments,
         recipes=frontier_arguments,
         tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("candidates"),
+        code=code("policy-set"),
     message:
         "{wildcards.study}: policies along the frontier"
     shell:
-        "python -m kvstages candidates {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --output {output} 2> {log}"
 
 
-rule measure_candidates:
+rule evaluate_policy_set:
     input:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
-        policies="results/{study}/comparison/{budget}/candidates.json",
+        policies="results/{study}/comparison/{budget}/policy-set.json",
         refined="results/{study}/comparison/{budget}/refined.json",
     output:
         "results/{study}/comparison/{budget}/joint.csv",
     log:
-        "logs/measure_candidates/{study}/{budget}.log",
+        "logs/evaluate_policy_set/{study}/{budget}.log",
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=execution_arguments,
-        code=code("measure"),
+        code=code("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages measure --model {input.model} --windows {input.windows} --window validation"
+        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
         " {params.execution} --output {output} 2> {log}"
 
 
-rule measure_frontier:
+rule evaluate_frontier:
     input:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
-        policies="results/{study}/frontier/candidates.json",
+        policies="results/{study}/frontier/policy-set.json",
     output:
         "results/{study}/frontier/joint.csv",
     log:
-        "logs/measure_frontier/{study}.log",
+        "logs/evaluate_frontier/{study}.log",
     threads: config["threads"]
     resources:
         gpu=GPUS,
     params:
         execution=execution_arguments,
-        code=code("measure"),
+        code=code("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
-        "python -m kvstages measure --model {input.model} --windows {input.windows} --window validation"
+        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"

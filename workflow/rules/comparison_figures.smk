@@ -1,6 +1,6 @@
 """Figures and tables of the floor and of the comparison, each from the files that it shows.
 
-Needs: results/{study}/sensitivity/{source}.csv, results/{study}/comparison/{budget}/joint.csv and candidates.json,
+Needs: results/{study}/scores/{source}.csv, results/{study}/comparison/{budget}/joint.csv and policy-set.json,
 results/{study}/frontier/joint.csv.
 Makes: results/{study}/figures/{figure}.svg, .png and .csv; results/{study}/tables/{table}.html and .csv.
 """

@@ -1,6 +1,6 @@
 """Figures and tables of a study, each from the files that it shows; the CSV beside each holds the plotted numbers.
 
-Needs: results/{study}/sensitivity/{source}.csv, results/{study}/policies/{policy}/..., results/{study}/adaptation/...
+Needs: results/{study}/scores/{source}.csv, results/{study}/policies/{policy}/..., results/{study}/adaptation/...
 Makes: results/{study}/figures/{figure}.svg, .png and .csv; results/{study}/tables/{table}.html and .csv.
 """
 

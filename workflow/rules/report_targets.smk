@@ -7,10 +7,10 @@ Makes: nothing; functions only.
 FIGURES = ["sensitivity", "allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"]
 FLOOR_FIGURES = ["floor"]
 ADAPTATION_FIGURES = ["adaptation-curves", "adaptation"]
-COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint", "fisher"]
+COMPARISON_FIGURES = ["equal-bytes", "frontier", "proxy-joint", "gradients"]
 TABLES = ["results", "divergence", "sensitivity-summary"]
 ADAPTATION_TABLES = ["adaptation"]
-COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint", "fisher", "prediction"]
+COMPARISON_TABLES = ["equal-bytes", "frontier", "proxy-joint", "gradients", "prediction"]
 
 
 def figure_files(study):
@@ -56,7 +56,7 @@ def comparison_tables(wildcards):
 
 def comparison_candidates(wildcards):
     """The sets of policies beside them, which say where the random ones lie."""
-    return [path.replace("joint.csv", "candidates.json") for path in comparison_tables(wildcards)]
+    return [path.replace("joint.csv", "policy-set.json") for path in comparison_tables(wildcards)]
 
 
 def repeated(option, name):

@@ -1,8 +1,8 @@
 """How much each single head matters: one sweep a layer, gathered into one table; or all heads at once, from gradients.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors.
-Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/sensitivity/measured-{dtype}.csv and fisher.csv,
-results/{study}/fisher/projections.safetensors.
+Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/scores/measured-{dtype}.csv and gradients.csv,
+results/{study}/gradients/projections.safetensors.
 """
 
 
@@ -35,26 +35,26 @@ rule gather_sensitivity:
             f"results/{wildcards.study}/sweep/{wildcards.dtype}/layer-{layer}.csv" for layer in layers(wildcards.study)
         ],
     output:
-        "results/{study}/sensitivity/measured-{dtype}.csv",
+        "results/{study}/scores/measured-{dtype}.csv",
     log:
         "logs/gather_sensitivity/{study}/{dtype}.log",
     params:
-        code=code("sensitivity"),
+        code=code("gather"),
     message:
         "{wildcards.study}: gather the sensitivities"
     shell:
-        "python -m kvstages sensitivity {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
+        "python -m kvstages gather {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
 
 
-rule fisher_sensitivity:
+rule gradients_sensitivity:
     input:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
     output:
-        table="results/{study}/sensitivity/fisher.csv",
-        projections="results/{study}/fisher/projections.safetensors",
+        table="results/{study}/scores/gradients.csv",
+        projections="results/{study}/gradients/projections.safetensors",
     log:
-        "logs/fisher_sensitivity/{study}.log",
+        "logs/gradients_sensitivity/{study}.log",
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -62,10 +62,10 @@ rule fisher_sensitivity:
         probes=lambda wildcards: study_config(wildcards.study)["probes"],
         device=lambda wildcards: device_arguments(),
         memory=config["memory_mb"],
-        code=code("fisher"),
+        code=code("gradients"),
     message:
         "{wildcards.study}: estimate all sensitivities from gradients"
     shell:
-        "python -m kvstages fisher --model {input.model} --windows {input.windows} --probes {params.probes}"
+        "python -m kvstages gradients --model {input.model} --windows {input.windows} --probes {params.probes}"
         " {params.device} --memory-mb {params.memory} --output-table {output.table}"
         " --projections {output.projections} 2> {log}"

@@ -1,0 +1,151 @@
+"""Atomic, deterministic writers and checksums: how every file of the project comes to be.
+
+A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
+leaves the old file or none, never half of one, and the next write removes what a kill left behind. Nothing written
+here carries a time stamp or an absolute path. ``ledger`` keeps in mind what was written, and readers ask it.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import glob
+import io
+import json
+import numbers
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstages.files import ledger
+from kvstages.files.ledger import sha256 as sha256
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from torch import Tensor
+
+
+# The kernel's ways to say that a file cannot grow; these errors come without the file's name.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PARTIAL = ".partial"
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of ``path`` left beside it. One process writes a file at a time.
+
+    tempfile puts eight characters into a name, so those of ``path`` with another ending are not taken for its own.
+    """
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}{PARTIAL}"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; renamed to ``path`` when the block ends well, removed when it does not."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        # mkstemp makes private files; what a user opens has the ordinary permissions.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        ledger.keep(path, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 ``text`` with Unix line ends."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def json_text(record: Any) -> str:
+    """One record as JSON with sorted keys; NaN and infinity are refused (ValueError): JSON has neither."""
+    return json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Write one record as JSON with sorted keys; ValueError on NaN and infinity."""
+    write_text(path, json_text(record))
+
+
+def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]]) -> None:
+    """Write columns as CSV in full precision: the shortest text that reads back to the same number; NaN as nothing.
+
+    A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it.
+    ValueError if the columns differ in length.
+    """
+    if not isinstance(table, Mapping):
+        # pandas has a missing value that not even compares; None is plain.
+        table = table.astype(object).where(table.notna(), None)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    for row in zip(*(table[name] for name in table), strict=True):
+        writer.writerow(map(_cell, row))
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return (
+        repr(float(value))
+        if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+        else str(value)
+    )
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], record: Mapping[str, Any] | None = None
+) -> None:
+    """Write tensors as safetensors; ``record`` is kept as sorted JSON under the metadata key ``record``.
+
+    Arrays of numpy give the same bytes as tensors, so that a stage without need of torch does not import it. One
+    metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when the
+    disk is full (safetensors has an error of its own for that).
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        from safetensors.numpy import save_file
+
+        plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    else:
+        from safetensors.torch import save_file
+
+        plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    metadata = None if record is None else {"record": json.dumps(record, sort_keys=True)}
+    with atomic_path(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path}: cannot be written ({error})") from error

@@ -1,0 +1,1 @@
+"""Measuring and training: everything that runs a decoder."""

@@ -1,0 +1,1 @@
+"""Decoders, their shapes and their checkpoints."""

@@ -1,0 +1,186 @@
+"""The gpt2-nano decoder. It hands keys and values to a KV cache's ``update`` and attends to what comes back; all else
+that it asks is how many tokens the cache has ``seen`` and which of them a query may see (``mask``).
+
+Architecture (STUDY.md, "Pinned artifacts"): token embedding plus fixed sinusoidal positions; each block is
+pre-norm, x + attention(LayerNorm(x)) with separate Q, K, V and *no* output projection, then
+x + MLP(LayerNorm(x)) with a ReLU; no final norm; an untied ``lm_head`` with bias.
+
+Axes: B batch (blocks), T new tokens, S tokens seen, L layers, H heads, D head width, E = H * D, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvstages.models.config import GPTConfig
+
+CACHE_LINE = 64
+# Rows of the products that a packed weight is laid out for; any other number does as well.
+PACKED_ROWS = 512
+
+
+class Cache(Protocol):
+    """What the model asks of a cache: the ``update`` of Hugging Face's caches, and the mask that goes with it."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Take the new keys and values [B, H, T, D] of ``layer``; return those to attend to, [B, H, S, D]."""
+
+    def mask(self, new: int, layer: int) -> Tensor | None:
+        """Which of the S positions that ``update`` will return each of ``new`` queries may see, [T, S]; None: all."""
+
+    def seen(self) -> int:
+        """Number of tokens already stored, before this step."""
+
+
+class CausalCache:
+    """No cache at all: every token of a block in one pass, nothing stored, nothing quantized."""
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = device
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+    def mask(self, new: int, layer: int) -> Tensor | None:
+        return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
+
+    def seen(self) -> int:
+        return 0
+
+
+def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
+    """Fixed positions [1, context, E]: sine on even dimensions, cosine on odd ones, base 10,000.
+
+    On the CPU, whatever the default device: the same numbers for each device, and on the meta device arithmetic would
+    import PyTorch's compiler.
+    """
+    positions = torch.arange(context_len, dtype=torch.float32, device="cpu").unsqueeze(1)
+    dimensions = torch.arange(0, embedding_dim, 2, dtype=torch.float32, device="cpu")
+    rates = torch.exp(dimensions * (-math.log(10_000.0) / embedding_dim))
+    table = torch.zeros(context_len, embedding_dim, device="cpu")
+    table[:, 0::2] = torch.sin(positions * rates)
+    table[:, 1::2] = torch.cos(positions * rates[: embedding_dim // 2])
+    return table.unsqueeze(0)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q · kᵀ / √D) · v for queries [B, H, T, D] and keys, values [B, H, S, D]; mask bool [T, S]."""
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+def attend_through(cache: Cache, queries: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+    """Hand the new keys and values to the cache and attend to what it gives back: [B, H, T, D]."""
+    mask = cache.mask(queries.shape[2], layer)
+    keys, values = cache.update(keys, values, layer)
+    return attend(queries, keys, values, mask)
+
+
+class Linear(nn.Linear):
+    """nn.Linear; once packed it multiplies with a copy of its weight in oneDNN's own layout.
+
+    nn.Linear in BF16 on a CPU brings the weight into that layout at every call, which for a few tokens takes longer
+    than the product itself.
+    """
+
+    packed: tuple[Tensor, Tensor] | None = None
+
+    def pack(self) -> None:
+        """Keep the copy. Rows of odd width are slow to write, so outputs are filled up to whole cache lines."""
+        spare = -self.out_features % (CACHE_LINE // self.weight.element_size())
+        weight = F.pad(self.weight.detach(), (0, 0, 0, spare))
+        self.packed = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS),
+            F.pad(self.bias.detach(), (0, spare)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            return super().forward(x)
+        weight, bias = self.packed
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[..., : self.out_features]
+
+
+class Block(nn.Module):
+    """One pre-norm decoder block."""
+
+    def __init__(self, embedding_dim: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.attn_norm = nn.LayerNorm(embedding_dim)
+        self.Q = Linear(embedding_dim, embedding_dim)
+        self.K = Linear(embedding_dim, embedding_dim)
+        self.V = Linear(embedding_dim, embedding_dim)
+        self.mlp_norm = nn.LayerNorm(embedding_dim)
+        self.mlp = nn.Sequential(
+            Linear(embedding_dim, 4 * embedding_dim),
+            nn.ReLU(inplace=True),
+            Linear(4 * embedding_dim, embedding_dim),
+        )
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, T, E] to [B, H, T, D]."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, H, T, D] of the hidden states x [B, T, E]."""
+        normed = self.attn_norm(x)
+        return self.split_heads(self.Q(normed)), self.split_heads(self.K(normed)), self.split_heads(self.V(normed))
+
+    def finish(self, x: Tensor, heads: Tensor) -> Tensor:
+        """Add the heads' outputs [B, H, T, D] and then the MLP to the hidden states x [B, T, E]."""
+        x = x + heads.transpose(1, 2).flatten(-2)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def forward(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+        queries, keys, values = self.projections(x)
+        return self.finish(x, attend_through(cache, queries, keys, values, layer))
+
+
+class GPT(nn.Module):
+    """The decoder; parameter names are those of the published checkpoint."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config = config
+        self.input_embedding = nn.Embedding.from_pretrained(
+            torch.empty(config.vocab_size, config.embedding_dim), freeze=False
+        )
+        # nn.Embedding would do this itself; on the meta device (shapes alone) it would import PyTorch's compiler.
+        if not self.input_embedding.weight.is_meta:
+            nn.init.normal_(self.input_embedding.weight)
+        self.register_buffer("pos_embedding", sinusoidal_positions(config.context_len, config.embedding_dim))
+        self.blocks = nn.ModuleList(Block(config.embedding_dim, config.num_heads) for _ in range(config.num_layers))
+        self.lm_head = Linear(config.embedding_dim, config.vocab_size)
+
+    def pack(self) -> GPT:
+        """Make products in BF16 on a CPU faster, for inference alone: the weights must not change any more.
+
+        Elsewhere, and on processors for which oneDNN has no BF16, nothing changes. The products are the same sums.
+        """
+        kind = self.lm_head.weight.dtype, self.lm_head.weight.device.type
+        supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if supported and kind == (torch.bfloat16, "cpu"):
+            for module in self.modules():
+                if isinstance(module, Linear):
+                    module.pack()
+        return self
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""
+        return self.input_embedding(tokens) + self.pos_embedding[:, start : start + tokens.shape[1]]
+
+    def run_layers(self, x: Tensor, cache: Cache, first: int = 0, last: int | None = None) -> Tensor:
+        """Hidden states [B, T, E] after layers first, first + 1, ... up to but without ``last``."""
+        for layer in range(first, self.config.num_layers if last is None else last):
+            x = self.blocks[layer](x, cache, layer)
+        return x
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits [B, T, V] of token ids [B, T], which follow the tokens that ``cache`` has already seen."""
+        cache = CausalCache(tokens.device) if cache is None else cache
+        return self.lm_head(self.run_layers(self.embed(tokens, cache.seen()), cache))

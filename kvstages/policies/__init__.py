@@ -1,0 +1,1 @@
+"""Policies: which precision each unit gets under a budget, and their records."""

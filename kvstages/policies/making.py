@@ -1,0 +1,109 @@
+"""A policy as a record: which precision each head's keys and values have, how that was decided, and what it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
+from kvstages.policies.allocators import ALLOCATORS, Move, average_payload_bits, policy_bytes
+from kvstages.policies.budgets import Budget
+from kvstages.scores.table import ScoreTable
+
+STEP_COLUMNS = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
+
+
+def allocated_policy(
+    name: str, allocator: str, budget: Budget, table: ScoreTable, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Record and path of the policy that an allocator makes of a budget; ``seed`` is what a random one draws with.
+
+    The proxy is where the path ends, or the sum of the scores where there is no path.
+    """
+    found = ALLOCATORS[allocator](table, budget, seed)
+    spent = found.path[-1].proxy if found.path else table.proxy(found.choice)
+    record = policy_record(
+        name,
+        allocator,
+        budget,
+        table.grid(found.choice),
+        spent,
+        len(found.path),
+        table.head_dim,
+        table.tokens,
+        unit=table.unit,
+        ladder=table.ladder,
+        sensitivity=table.source,
+    )
+    return {**record, "seed": seed if allocator == "at-random" else None}, step_table(found.path)
+
+
+def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Record and (empty) path of the policy with one precision everywhere."""
+    choice = [precision] * len(table.units)
+    record = policy_record(
+        name,
+        "uniform",
+        None,
+        table.grid(choice),
+        table.proxy(choice),
+        0,
+        table.head_dim,
+        table.tokens,
+        unit=table.unit,
+        ladder=table.ladder,
+        sensitivity=table.source,
+    )
+    return record, step_table([])
+
+
+def policy_record(
+    name: str,
+    allocator: str,
+    budget: Budget | None,
+    grid: PrecisionGrid,
+    spent: float,
+    steps: int,
+    head_dim: int,
+    tokens: int,
+    *,
+    unit: str,
+    ladder: Sequence[str],
+    sensitivity: str,
+) -> dict[str, Any]:
+    """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
+
+    ``unit``: what got a precision of its own, head or keys-values; ``ladder``: the precisions that it could have;
+    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
+    """
+    payload, scales = policy_bytes(grid, head_dim, tokens)
+    tensors = grid.flat()
+    dense = policy_bytes(PrecisionGrid.of_heads([["bf16"] * heads for heads in grid.shape]), head_dim, tokens)[0]
+    return {
+        "policy": name,
+        "allocator": allocator,
+        "sensitivity": sensitivity,
+        "unit": unit,
+        "ladder": list(ladder),
+        "budget": None if budget is None else budget.amount,
+        "budget_in": None if budget is None else budget.measure,
+        "seed": None,
+        "precisions": grid.as_record(),
+        "tensors": {precision: tensors.count(precision) for precision in BITS},
+        "proxy": spent,
+        "proxy_steps": steps,
+        "average_payload_bits": average_payload_bits(grid),
+        "tokens": tokens,
+        "bytes": {"payload": payload, "scale": scales, "total": payload + scales, "bf16": dense},
+        "compression": dense / (payload + scales),
+    }
+
+
+def step_table(path: list[Move]) -> dict[str, list[Any]]:
+    """A path as columns, steps counted from 1; head is None where the heads of a layer move together."""
+    rows = [
+        (number, m.layer, m.head, m.part, m.before, m.after, m.added_kl, m.bytes_saved, m.proxy, m.cache_bytes)
+        for number, m in enumerate(path, start=1)
+    ]
+    return {name: [row[index] for row in rows] for index, name in enumerate(STEP_COLUMNS)}

@@ -1,0 +1,51 @@
+"""How identifiers are written in paths and tables; nothing else formats them."""
+
+from __future__ import annotations
+
+import re
+
+from kvstages.cache.precisions import BITS
+from kvstages.policies.budgets import BYTES, NATS, Budget
+
+LAYER = r"\d\d+"
+# The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
+ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
+BUDGET = rf"(?:{BYTES}|{NATS})"
+POLICY = rf"{'|'.join(BITS)}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
+
+
+def layer_name(layer: int) -> str:
+    """Layer 3 as ``03``."""
+    return f"{layer:02d}"
+
+
+def policy_name(allocator: str, budget: object) -> str:
+    """The policy of an allocator and a budget, as the configuration writes the budget: ``greedy-0.01``."""
+    return f"{allocator}-{budget}"
+
+
+def split_policy(policy: str) -> tuple[str, str | None]:
+    """Allocator of a policy's name and its budget as written, or ``uniform`` and None; ValueError on any other name."""
+    if not re.fullmatch(POLICY, policy):
+        raise ValueError(
+            f"policy {policy!r}: expected {', '.join(BITS)}, or one of {', '.join(ALLOCATORS)} with a budget, "
+            "such as greedy-0.01 or exact-400000B"
+        )
+    if policy in BITS:
+        return "uniform", None
+    allocator = next(name for name in ALLOCATORS if policy.startswith(f"{name}-"))
+    return allocator, policy.removeprefix(f"{allocator}-")
+
+
+def parse_policy(policy: str) -> tuple[str, Budget | None]:
+    """Allocator and budget of a policy's name, ``uniform`` and None for a uniform one; ValueError on any other name."""
+    allocator, text = split_policy(policy)
+    return allocator, None if text is None else Budget.parse(text)
+
+
+def policy_order(policy: str) -> tuple[int, str, float]:
+    """Sort key of policies: the uniform ones by bits, then each allocator's, budgets in bytes first, from the least."""
+    allocator, budget = parse_policy(policy)
+    if budget is None:
+        return -BITS[policy], "", 0.0
+    return ALLOCATORS.index(allocator), budget.measure, budget.amount

@@ -1,0 +1,175 @@
+"""Sets of policies to be measured together: recipes at equal bytes, and frontiers from all BF16 to all-lowest.
+
+A recipe is an allocator on a score table (its source, unit and ladder). A set knows only the proxy and the bytes of its
+policies; their joint KL is for a later stage to measure, all in one way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvstages.cache.precision_grid import UNITS, PrecisionGrid
+from kvstages.cache.precisions import BITS
+from kvstages.policies.allocators import ALLOCATORS, draw, granularity
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+from kvstages.scores.table import ScoreTable
+
+NAME = r"[a-z0-9][a-z0-9.-]*"
+# What is told of the proxies of random policies.
+QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+class RecipeText(NamedTuple):
+    """A recipe as it is written, its scores named by their source."""
+
+    name: str
+    allocator: str
+    source: str
+    unit: str
+    precisions: tuple[str, ...]
+
+
+def parse_recipe(text: str) -> RecipeText:
+    """From NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS; ValueError on any other text."""
+    match = re.fullmatch(rf"({NAME})=({'|'.join(ALLOCATORS)}):([^:]+):({'|'.join(UNITS)}):([^:]+)", text)
+    if not match:
+        raise ValueError(
+            f"recipe {text!r}: expected NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS, such as "
+            "exact=exact:measured-float32:head:int8,int4"
+        )
+    return RecipeText(*match.groups()[:4], tuple(match[5].split(",")))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to make policies."""
+
+    name: str
+    allocator: str
+    table: ScoreTable
+
+    def policy(self, budget: Budget) -> dict[str, Any]:
+        """Record of the policy of a budget, named like the recipe; ValueError names the recipe."""
+        try:
+            found = ALLOCATORS[self.allocator](self.table, budget, 0)
+        except ValueError as error:
+            raise ValueError(f"recipe {self.name}: {error}") from None
+        return self.record(self.name, found.choice, budget, len(found.path))
+
+    def record(self, policy: str, choice: Sequence[str], budget: Budget | None, steps: int = 0) -> dict[str, Any]:
+        """Record of a policy, by precision of each unit [U], with the recipe; its proxy is the sum of the scores."""
+        table = self.table
+        record = policy_record(
+            policy,
+            self.allocator,
+            budget,
+            table.grid(choice),
+            table.proxy(choice),
+            steps,
+            table.head_dim,
+            table.tokens,
+            unit=table.unit,
+            ladder=table.ladder,
+            sensitivity=table.source,
+        )
+        return record | {"recipe": self.name}
+
+
+def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: int, seed: int) -> dict[str, Any]:
+    """One policy of every recipe at the bytes of the first recipe's policy, whose budget is in nats or bytes.
+
+    A random recipe gives the first ``random`` of ``draws`` policies instead, and how the proxies of all of them spread
+    (see ``spread``). Each policy takes ``limit`` bytes or less, by less than the ``granularity`` of its recipe; only
+    exact may take less yet, where more bytes would not lower its proxy. ValueError where a recipe cannot keep to the
+    bytes, and where names repeat.
+    """
+    _check_names(recipes)
+    if recipes[0].allocator == "at-random":
+        raise ValueError(f"recipe {recipes[0].name}: the first recipe sets the bytes, so it cannot be random")
+    first = recipes[0].policy(budget)
+    limit = first["bytes"]["total"]
+    at_limit = Budget(limit, "bytes")
+    policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != "at-random")]
+    chosen = list(policies)
+    spreads = []
+    for recipe in recipes:
+        if recipe.allocator == "at-random":
+            rungs = draw(recipe.table, limit, max(draws, random), seed)
+            policies += [
+                recipe.record(f"{recipe.name}-{number:04d}", choice, at_limit) | {"seed": seed}
+                for number, choice in enumerate(np.array(recipe.table.ladder)[rungs[:random]].tolist(), start=1)
+            ]
+            spreads.append(spread(recipe, rungs, chosen))
+    return {
+        "limit": limit,
+        "granularity": {recipe.name: granularity(recipe.table) for recipe in recipes},
+        "policies": policies,
+        "draws": spreads,
+    }
+
+
+def spread(recipe: Recipe, rungs: np.ndarray, policies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Quantiles of the proxies of random policies, rungs [N, U], and where other policies fall among them.
+
+    Told of each policy that the recipe's table can score: its proxy by that table, and the share of the random ones
+    below it.
+    """
+    table = recipe.table
+    proxies = np.sort(table.costs[np.arange(rungs.shape[1]), rungs].sum(axis=1))
+    choices = {policy["policy"]: table.choice(PrecisionGrid.of_record(policy["precisions"])) for policy in policies}
+    scored = {name: table.proxy(choice) for name, choice in choices.items() if choice is not None}
+    return {
+        "recipe": recipe.name,
+        "sensitivity": table.source,
+        "unit": table.unit,
+        "ladder": list(table.ladder),
+        "count": len(proxies),
+        "quantiles": [
+            {"quantile": quantile, "proxy": float(value)}
+            for quantile, value in zip(QUANTILES, np.quantile(proxies, QUANTILES), strict=True)
+        ],
+        "policies": {
+            name: {"proxy": proxy, "share_below": float(np.searchsorted(proxies, proxy) / len(proxies))}
+            for name, proxy in scored.items()
+        },
+    }
+
+
+def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
+    """Policies of each recipe at ``points`` byte totals, evenly spaced from all BF16 to all at its last rung, and the
+    uniform policies of every precision.
+
+    Where a model has fewer units than points, totals that give the same policy give it once. ValueError on a random
+    recipe, and where names repeat.
+    """
+    _check_names(recipes)
+    policies = {
+        precision: Recipe("uniform", "uniform", recipe.table).record(
+            precision, [precision] * len(recipe.table.units), None
+        )
+        for precision in BITS
+        for recipe in reversed(recipes)
+        if precision in ("bf16", *recipe.table.precisions)
+    }
+    for recipe in recipes:
+        if recipe.allocator == "at-random":
+            raise ValueError(f"recipe {recipe.name}: a frontier cannot be random")
+        sizes = recipe.table.sizes.sum(axis=0)
+        for limit in np.linspace(sizes[0], sizes[-1], points).astype(int).tolist():
+            policy = recipe.policy(Budget(limit, "bytes"))
+            policy["policy"] = f"{recipe.name}-{policy['bytes']['total']}B"
+            policies.setdefault(policy["policy"], policy)
+    return {"policies": list(policies.values())}
+
+
+def _check_names(recipes: Sequence[Recipe]) -> None:
+    names = [recipe.name for recipe in recipes]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"two recipes have the name {repeated[0]}")

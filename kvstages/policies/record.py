@@ -1,0 +1,81 @@
+"""A policy's record as it is read: its keys, its shape and its precisions checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
+from kvstages.files.read import read_json
+
+if TYPE_CHECKING:
+    from kvstages.models.config import GPTConfig
+
+
+# What an evaluation reads of a policy's record.
+POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
+
+
+# What a set of policies says of each.
+SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "bytes", "proxy", "precisions")
+
+
+def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
+    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
+    if not isinstance(policy, Mapping):
+        raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
+    missing = [key for key in POLICY_KEYS if key not in policy]
+    if missing:
+        raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
+    for key in ("proxy", "average_payload_bits"):
+        if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
+            raise ValueError(f"{key} is {policy[key]!r}, expected a number")
+    grid = PrecisionGrid.of_record(policy["precisions"])
+    expected = [config.num_heads] * config.num_layers
+    if grid.shape != expected:
+        raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
+    for side, rows in grid.as_record().items():
+        for layer, row in enumerate(rows):
+            for head, precision in enumerate(row):
+                if not isinstance(precision, str) or precision not in BITS:
+                    raise ValueError(
+                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
+                    )
+    return grid
+
+
+def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
+    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
+    policy = read_json(path)
+    try:
+        check_policy(policy, config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return policy
+
+
+def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
+    """The policies of sets, one after the other.
+
+    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
+    """
+    policies: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        record = read_json(path)
+        found = record.get("policies") if isinstance(record, Mapping) else None
+        if not isinstance(found, list) or not found:
+            raise ValueError(f"{path}: no list under the key policies, expected a set of the stage policy-set")
+        for index, policy in enumerate(found):
+            try:
+                check_policy(policy, config)
+                missing = [key for key in SET_KEYS if key not in policy]
+                if missing:
+                    raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage policy-set")
+                if policy["policy"] in policies:
+                    raise ValueError(f"a second policy of the name {policy['policy']}")
+            except ValueError as error:
+                raise ValueError(f"{path}: policies[{index}]: {error}") from None
+            policies[policy["policy"]] = policy
+    return list(policies.values())

@@ -1,0 +1,57 @@
+"""The table that one layer's sweep is written as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvstages.cache.precision_grid import PARTS
+from kvstages.cache.precisions import BITS
+
+SETTING = ["execution", "compute_dtype"]
+SWEEP_COLUMNS = ["layer", "head", "part", "precision", "block", "mean_kl", "base_kl", "reconstruction_error", *SETTING]
+# The null interventions of the floor come after the precisions (see ``cache.CONTROLS``).
+FLOOR, BF16_STEP = "compute-step", "bf16-step"
+PRECISION_ORDER = (*BITS, FLOOR, BF16_STEP)
+
+Values = Mapping[tuple[str, str], Sequence[Sequence[float]]]
+
+
+def trials(parts: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
+    """Every part at every precision, in the order of the table."""
+    return [(p, q) for p in PARTS if p in parts for q in PRECISION_ORDER if q in precisions]
+
+
+def sweep_table(
+    layer: int, kl: Values, base_kl: Sequence[float], error: Values, setting: Mapping[str, str]
+) -> dict[str, list[Any]]:
+    """Columns of one layer's sweep, sorted by head, part, precision and block.
+
+    ``kl`` and ``error``: {(part, precision): [H, B]}, mean KL in nats and relative squared error; ``base_kl`` [B].
+    """
+    order = sorted(kl, key=lambda trial: (PARTS.index(trial[0]), PRECISION_ORDER.index(trial[1])))
+    rows = [
+        (layer, head, *trial, block, float(value), float(base), float(wrong), *(setting[key] for key in SETTING))
+        for head in range(len(next(iter(kl.values()))))
+        for trial in order
+        for block, (value, base, wrong) in enumerate(zip(kl[trial][head], base_kl, error[trial][head], strict=True))
+    ]
+    return {name: [row[index] for row in rows] for index, name in enumerate(SWEEP_COLUMNS)}
+
+
+UNIT = ["layer", "head", "part"]
+
+
+SENSITIVITY_COLUMNS = [
+    *UNIT,
+    "precision",
+    "mean_kl",
+    "standard_error",
+    "blocks",
+    "floor_kl",
+    "bf16_step_kl",
+    "below_floor",
+    "reconstruction_error",
+    "source",
+    *SETTING,
+]

@@ -1,0 +1,74 @@
+"""The sensitivity table: a mean KL for each layer, head, part and precision, gathered from the sweeps of the layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from kvstages.cache.precision_grid import PARTS
+from kvstages.files import ledger
+from kvstages.scores.columns import BF16_STEP, FLOOR, PRECISION_ORDER, SENSITIVITY_COLUMNS, SETTING, SWEEP_COLUMNS, UNIT
+
+
+def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
+    ledger.note(path)
+    try:
+        table = pd.read_csv(path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a table ({error})") from error
+    if list(table.columns) != list(columns):
+        raise ValueError(f"{path}: columns {', '.join(table.columns)}; expected {', '.join(columns)}")
+    return table
+
+
+def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
+    """The sensitivity table of sweep shards: mean over the blocks and its standard error between blocks (nats).
+
+    A score is the KL that a trial adds to that of the sweep's base (0 where the base is the reference). Where the
+    sweeps hold null interventions they become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head and part,
+    and a score below its floor is marked (STUDY.md, "What is known to be weak", 1).
+    ``source`` names the table. ValueError if shards differ in how they were measured, a layer is missing or comes
+    twice, or what was tried differs between layers.
+    """
+    table = pd.concat([read_table(shard, SWEEP_COLUMNS) for shard in shards], ignore_index=True)
+    settings = table[SETTING].drop_duplicates()
+    if len(settings) != 1:
+        raise ValueError(f"the sweeps were measured in different ways: {settings.to_dict('records')}")
+    layers = sorted(table["layer"].unique())
+    if layers != list(range(len(layers))) or len(layers) != len(shards):
+        raise ValueError(f"{len(shards)} sweeps hold the layers {[int(layer) for layer in layers]}, expected each once")
+    trial = ["head", "part", "precision", "block"]
+    repeated = table.duplicated(["layer", *trial])
+    grids = {tuple(map(tuple, rows[trial].to_numpy())) for _, rows in table.groupby("layer")}
+    if repeated.any() or len(grids) != 1:
+        raise ValueError("the sweeps of the layers differ in heads, parts, precisions or blocks")
+    table["added_kl"] = table["mean_kl"] - table["base_kl"]
+    gathered = (
+        table.groupby(["layer", "head", "part", "precision"])
+        .agg(
+            mean_kl=("added_kl", "mean"),
+            standard_error=(
+                "added_kl",
+                lambda values: values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan,
+            ),
+            blocks=("added_kl", "size"),
+            reconstruction_error=("reconstruction_error", "mean"),
+        )
+        .reset_index()
+    )
+    for precision, column in ((FLOOR, "floor_kl"), (BF16_STEP, "bf16_step_kl")):
+        null = gathered[gathered["precision"] == precision].rename(columns={"mean_kl": column})
+        gathered = gathered[gathered["precision"] != precision]
+        gathered = gathered.merge(null[[*UNIT, column]], on=UNIT, how="left")
+    gathered["below_floor"] = (gathered["mean_kl"] < gathered["floor_kl"]).astype(int)
+    gathered["source"] = source
+    for key in SETTING:
+        gathered[key] = settings.iloc[0][key]
+    ranks = {"part": PARTS.index, "precision": PRECISION_ORDER.index}
+    return gathered.sort_values(
+        [*UNIT, "precision"], key=lambda column: column.map(ranks[column.name]) if column.name in ranks else column
+    )[SENSITIVITY_COLUMNS]

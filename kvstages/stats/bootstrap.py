@@ -1,0 +1,138 @@
+"""How sure a measured figure is: bootstrap over blocks, paired comparisons, McNemar's test, rank correlation.
+
+Positions of one block depend on each other, blocks hardly: what is drawn again is whole blocks, never positions.
+Samples are arrays with a row a block, [B] or [B, T]; NaN stands for positions that have no value (the last of a block
+has no next token). All blocks count alike. Every draw has a seed, so the same files give the same intervals.
+Efron and Tibshirani, An Introduction to the Bootstrap, 1993 (percentile intervals: chapter 13).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+
+class Estimate(NamedTuple):
+    """A figure and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def block_means(values: np.ndarray) -> np.ndarray:
+    """Mean of each block of values [B] or [B, T]: FP64 [B]. ValueError if a block has no value at all."""
+    values = np.asarray(values, dtype=float)
+    if len(values) == 0:
+        raise ValueError("no blocks, expected one at least")
+    rows = values.reshape(len(values), -1)
+    counts = (~np.isnan(rows)).sum(axis=1)
+    if not counts.all():
+        empty = int((counts == 0).sum())
+        raise ValueError(f"{len(rows)} blocks, {empty} of them without a value; expected values in each")
+    return np.nansum(rows, axis=1) / counts
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean over the blocks of values [B] or [B, T]; NaN where there is only one block."""
+    means = block_means(values)
+    return float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan
+
+
+def resampled_means(*samples: np.ndarray, seed: int = 0) -> list[np.ndarray]:
+    """Means of resampled blocks, one array [RESAMPLES] a sample [B] or [B, T].
+
+    All samples are resampled by the same draws: what is computed of several is paired over the blocks. ValueError if
+    they differ in their number of blocks.
+    """
+    means = [block_means(values) for values in samples]
+    _check_blocks(means)
+    draws = _draws(len(means[0]), seed)
+    return [own[draws].mean(axis=1) for own in means]
+
+
+def percentile_interval(draws: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of a statistic's values [RESAMPLES] over resampled blocks."""
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def block_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean of values [B] or [B, T], resampling whole blocks."""
+    return percentile_interval(*resampled_means(values, seed=seed))
+
+
+def statistic_interval(statistic: Callable[..., float], *samples: np.ndarray, seed: int = 0) -> Estimate:
+    """A statistic of samples [B, ...] and its 95 % interval; it is called with resampled samples of the same shapes.
+
+    All samples are resampled together. For functions of means ``resampled_means`` is a hundred times faster.
+    """
+    arrays = [np.asarray(values) for values in samples]
+    _check_blocks(arrays)
+    draws = [statistic(*(values[draw] for values in arrays)) for draw in _draws(len(arrays[0]), seed)]
+    return Estimate(float(statistic(*arrays)), *percentile_interval(np.array(draws)))
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Estimate:
+    """Mean of ``first`` minus mean of ``second``, measured on the same blocks in the same order: [B] or [B, T] each."""
+    a, b = block_means(first), block_means(second)
+    _check_blocks([a, b])
+    return Estimate(float((a - b).mean()), *block_interval(a - b, seed))
+
+
+def ratio_of_means(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Estimate:
+    """Mean of ``first`` over mean of ``second``, on the same blocks: [B] or [B, T] each.
+
+    ValueError where a block's mean of ``second`` is not above 0: a ratio to nothing has no interval.
+    """
+    a, b = block_means(first), block_means(second)
+    if not (b > 0).all():
+        raise ValueError(f"a ratio to a mean of {float(b.min())!r} in block {int(b.argmin())}, expected means above 0")
+    above, below = resampled_means(a, b, seed=seed)
+    return Estimate(float(a.mean() / b.mean()), *percentile_interval(above / below))
+
+
+def relative_reduction(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Estimate:
+    """1 − mean of ``first`` / mean of ``second``, on the same blocks: 0.2 says that ``first`` is 20 % less."""
+    ratio, low, high = ratio_of_means(first, second, seed)
+    return Estimate(1 - ratio, 1 - high, 1 - low)
+
+
+def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
+    """Two-sided p of McNemar's exact test: do two policies succeed equally often? Booleans of the same positions.
+
+    Only positions where exactly one of the two succeeds (for example agrees with the reference) tell; if neither policy
+    is better they are fair coins. The test takes positions as independent. Those of one block hardly are, so a small p
+    alone says less than the interval of ``paired_difference``. McNemar, Psychometrika 12, 1947. ValueError if the
+    shapes differ.
+    """
+    first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    if first.shape != second.shape:
+        raise ValueError(f"paired outcomes of shapes {first.shape} and {second.shape}, expected the same")
+    return mcnemar_counts(int((first & ~second).sum()), int((second & ~first).sum()))
+
+
+def mcnemar_counts(only_first: int, only_second: int) -> float:
+    """``mcnemar`` from the number of positions where only the first policy succeeds, and only the second."""
+    coins = only_first + only_second
+    tail = ways = 1
+    for heads in range(min(only_first, only_second)):
+        ways = ways * (coins - heads) // (heads + 1)
+        tail += ways
+    return min(1.0, 2 * tail / 2**coins)
+
+
+def _draws(blocks: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(blocks, size=(RESAMPLES, blocks))
+
+
+def _check_blocks(samples: list[np.ndarray]) -> None:
+    blocks = [len(values) for values in samples]
+    if len(set(blocks)) != 1:
+        raise ValueError(f"samples of {' and '.join(map(str, blocks))} blocks, expected the same blocks in each")

@@ -1,0 +1,1 @@
+"""A study: its configuration, artifacts, text and windows."""

@@ -1,0 +1,403 @@
+"""Checks of a whole configuration, in plain Python: what a schema cannot say, and every error in one line.
+
+``config/config.yaml`` holds what all studies share (``check_shared``), ``config/studies/STUDY.yaml`` one study
+(``load_study``, ``check_study``). config/README.md explains the keys. Imports neither torch nor snakemake, so that the
+Snakefile can check before anything runs.
+
+A budget names the folder of its policy by ``str(budget)``: what YAML reads as a number is written in its shortest
+form, so 0.10 in the file gives ``greedy-0.1`` and 1e-3 gives ``greedy-0.001``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvstages.analysis.published import published_folder
+from kvstages.cache.precision_grid import UNITS
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.policies.budgets import BYTES
+from kvstages.policies.names import ALLOCATORS, BUDGET
+from kvstages.study.artifacts import SOURCES, check_artifact
+from kvstages.study.windows import SMALLEST_BLOCK, check_windows
+
+SHARED = "config/config.yaml"
+NAME = r"[a-z0-9][a-z0-9-]*"
+DEVICES = ("auto", "cpu", "cuda")
+EXECUTIONS = ("one-pass", "token-by-token")
+# What a study's policies come from: single-unit KL, or gradients (see ``gradients``).
+SENSITIVITIES = ("measured", "gradients")
+DTYPES = ("float32", "bfloat16", "float64")
+WINDOWS = ("calibration", "adaptation", "reserved", "validation")
+FILES = ("checkpoint", "vocabulary", "merges", "shard")
+# Noise of more bits than a cache's widest code would be none.
+NOISE_BITS = range(2, 9)
+# Importing torch alone takes about 220 MB.
+LEAST_MEMORY_MB = 256
+# What torch.manual_seed takes without wrapping round.
+SEEDS = range(2**63)
+# Beyond these a number is a slip: tokens, steps, blocks, megabytes; layers (each is a job); threads.
+LARGEST = 10**9
+MOST_LAYERS = 10**4
+MOST_THREADS = 4096
+LONGEST_SHOWN = 60
+LONGEST_NUMBER = 200  # bits
+
+Check = Callable[[str, Any], None]
+
+
+def check_shared(config: Mapping[str, Any]) -> None:
+    """Check what all studies share; ValueError names the file, the key, what was found and what was expected."""
+    try:
+        keys(
+            config,
+            "",
+            {
+                "studies": studies,
+                "device": one_of(DEVICES),
+                "threads": whole(1, "a number of CPU threads", MOST_THREADS),
+                "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
+                "container": text,
+            },
+        )
+    except ValueError as error:
+        raise ValueError(f"{SHARED}: {error}") from error
+
+
+def check_study(name: str, study: Mapping[str, Any]) -> None:
+    """Check one study; ValueError names its file, the key, what was found and what was expected."""
+    if not re.fullmatch(NAME, name):
+        raise ValueError(f"study {name!r}: expected a name of lower-case letters, digits and hyphens")
+    try:
+        keys(
+            study,
+            "",
+            {
+                "title": text,
+                "layers": whole(1, "layers of the decoder", MOST_LAYERS),
+                "artifacts": artifacts,
+                "block": whole(SMALLEST_BLOCK, "tokens"),
+                "windows": windows,
+                "execution": one_of(EXECUTIONS),
+                "compute_dtype": one_of(DTYPES),
+                "sensitivity": one_of(SENSITIVITIES),
+                "probes": whole(1, "backward passes of the scores from gradients"),
+                "unit": one_of(UNITS),
+                "precisions": precisions,
+                "allocators": allocators,
+                "budgets": budgets,
+                "adaptation": adaptation,
+            },
+            {"published": published, "comparison": comparison},
+        )
+        check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
+    except ValueError as error:
+        raise ValueError(f"{study_file(name)}: {error}") from error
+
+
+def study_file(name: str) -> str:
+    """Path of a study's configuration."""
+    return f"config/studies/{name}.yaml"
+
+
+class StudyLoader(yaml.SafeLoader):
+    """YAML without repeated keys, and with 1e-6 read as a number (YAML 1.1 would have it a text)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {key.value} appears again (first in line {seen[key.value]})",
+                    problem_mark=key.start_mark,
+                )
+            seen[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+StudyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_study(path: Path) -> dict[str, Any]:
+    """The mapping in a study's YAML file, unchecked; ValueError names the file and line of a mistake in the YAML."""
+    try:
+        study = yaml.load(Path(path).read_text(encoding="utf-8"), StudyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{path}: {where}{error.problem or error.context}") from error
+    except RecursionError:
+        raise ValueError(f"{path}: not a study (nested too deep)") from None
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:  # PyYAML fails on odd dates and numbers
+        raise ValueError(f"{path}: not a YAML file ({error})") from error
+    if not isinstance(study, dict):
+        raise ValueError(f"{path}: holds {kind(study)}, expected keys and values")
+    return study
+
+
+# Checks of one value. Each gets the value's key as a user would write it (artifacts.files.shard.path, budgets[1]).
+
+
+def keys(value: Any, where: str, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> None:
+    """Check a mapping: no unknown key, no missing one, and each value by its own check."""
+    known = {**required, **(optional or {})}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where + ': ' if where else ''}{kind(value)}, expected the keys {', '.join(known)}")
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+            raise ValueError(f"{join(where, key)}: unknown key; {hint}")
+    for key in required:
+        if key not in value:
+            raise ValueError(f"{join(where, key)}: missing")
+    for key in value:
+        known[key](join(where, key), value[key])
+
+
+def join(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def kind(value: Any) -> str:
+    """A value's kind in the words of YAML."""
+    for types, word in ((type(None), "nothing"), (bool, "true or false"), ((list, tuple), "a list"), (Mapping, "keys")):
+        if isinstance(value, types):
+            return word
+    return f"the text {shown(value)}" if isinstance(value, str) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, cut short; nobody reads more, and Python writes no number of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+        return "a number of more than 60 digits"
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def text(where: str, value: Any) -> None:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where}: {kind(value)}, expected a text")
+
+
+def one_of(choices: Iterable[str]) -> Check:
+    """One of several words."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"{where}: {kind(value)}, expected one of {', '.join(choices)}")
+
+    return check
+
+
+def whole(least: int, unit: str, most: int = LARGEST) -> Check:
+    """A whole number from ``least`` to ``most``."""
+
+    def check(where: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{where}: {kind(value)}, expected a whole number ({unit})")
+        if value < least:
+            raise ValueError(f"{where}: {shown(value)}, expected at least {least} ({unit})")
+        if value > most:
+            raise ValueError(f"{where}: {shown(value)}, expected at most {most} ({unit})")
+
+    return check
+
+
+def finite(value: float) -> bool:
+    """Whether a number is one that floating point can hold."""
+    return abs(value) <= sys.float_info.max
+
+
+def number(positive: bool) -> Check:
+    """A finite number, above 0 or of 0 or more."""
+
+    def check(where: str, value: Any) -> None:
+        expected = "a number above 0" if positive else "a number of 0 or more"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{where}: {kind(value)}, expected {expected}")
+        if not finite(value) or value < 0 or (positive and value == 0):
+            raise ValueError(f"{where}: {shown(value)}, expected {expected}")
+
+    return check
+
+
+def each(where: str, value: Any, check: Check, what: str) -> None:
+    """A list that is not empty, without repeated entries, each entry by its own check."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where}: {kind(value)}, expected a list of {what}")
+    if not value:
+        raise ValueError(f"{where}: empty, expected at least one of {what}")
+    for index, entry in enumerate(value):
+        check(f"{where}[{index}]", entry)
+        if entry in value[:index]:
+            raise ValueError(f"{where}[{index}]: {entry} repeats {where}[{value.index(entry)}]")
+
+
+def studies(where: str, value: Any) -> None:
+    def check(where: str, name: Any) -> None:
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise ValueError(f"{where}: {kind(name)}, expected a name of lower-case letters, digits and hyphens")
+
+    each(where, value, check, "names of files in config/studies")
+
+
+def artifacts(where: str, value: Any) -> None:
+    """Where the four pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
+
+    def file(where: str, value: Any) -> None:
+        keys(value, where, {"path": text, "sha256": digits(64)})
+
+    required = {
+        "source": one_of(SOURCES),
+        "location": text,
+        "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, file)),
+    }
+    revision = {"revision": digits(40)}
+    hub = isinstance(value, Mapping) and value.get("source") == "hub"
+    keys(value, where, required | revision if hub else required, revision)
+    for name, pinned in value["files"].items():
+        try:
+            check_artifact(value["source"], value["location"], value.get("revision"), pinned["path"], pinned["sha256"])
+        except ValueError as error:
+            raise ValueError(f"{where} ({name}): {error}") from error
+    checkpoint = value["files"]["checkpoint"]["path"]
+    if not checkpoint.endswith((".pt", ".safetensors")):
+        raise ValueError(f"{where}.files.checkpoint.path: {checkpoint}, expected a .pt or .safetensors file")
+
+
+def digits(count: int) -> Check:
+    """A checksum or commit of so many hexadecimal digits."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{count}}}", value):
+            raise ValueError(f"{where}: {kind(value)}, expected a text of {count} lower-case hexadecimal digits")
+
+    return check
+
+
+def windows(where: str, value: Any) -> None:
+    """The four windows, each a start and an end; their order and lengths are checked with the block."""
+
+    def positions(where: str, value: Any) -> None:
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise ValueError(f"{where}: {kind(value)}, expected [start, end] in token positions")
+        for index, position in enumerate(value):
+            whole(0, "a token position")(f"{where}[{index}]", position)
+
+    keys(value, where, dict.fromkeys(WINDOWS, positions))
+
+
+def precisions(where: str, value: Any) -> None:
+    """Quantized precisions, most bits first: the rungs below BF16."""
+    each(where, value, one_of(QUANTIZED), "precisions")
+    ladder = [precision for precision in QUANTIZED if precision in value]
+    if list(value) != ladder:
+        raise ValueError(f"{where}: {', '.join(value)}; expected them from most bits to fewest: {', '.join(ladder)}")
+
+
+def allocators(where: str, value: Any) -> None:
+    """Allocators, each of which makes a policy of every budget."""
+    each(where, value, one_of(ALLOCATORS), "allocators")
+
+
+def published(where: str, value: Any) -> None:
+    """Published figures that are there."""
+    text(where, value)
+    try:
+        published_folder(value)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def budgets(where: str, value: Any) -> None:
+    """Limits on the KL proxy in nats, or on a cache's bytes (400000B); each once as a number, whatever its text."""
+
+    def budget(where: str, value: Any) -> None:
+        if isinstance(value, str) and re.fullmatch(BYTES, value):
+            return
+        nats(where, value)
+
+    each(where, value, budget, "budgets: nats of KL, or bytes such as 400000B")
+
+
+def nats(where: str, value: Any) -> None:
+    """A KL budget in nats, as it names a folder."""
+    expected = "expected a KL budget of 0 or more, in nats"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where}: {kind(value)} is not a number; {expected}")
+    if not finite(value):
+        raise ValueError(f"{where}: {shown(value)} is not finite; {expected}")
+    if value < 0:
+        raise ValueError(f"{where}: {shown(value)} is negative; {expected}")
+    if not re.fullmatch(BUDGET, str(value)):  # -0.0
+        raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+
+
+def comparison(where: str, value: Any) -> None:
+    """Allocators, units and precisions at equal bytes, the frontier, and how the proxy compares with the joint KL."""
+    keys(
+        value,
+        where,
+        {
+            "budgets": lambda where, value: each(where, value, nats, "KL budgets of the published recipe, in nats"),
+            "precisions": precisions,
+            "random": whole(1, "random policies to measure at each budget"),
+            "draws": whole(1, "random policies to draw at each budget for their proxies"),
+            "frontier": whole(2, "byte totals of the frontier"),
+        },
+    )
+
+
+def adaptation(where: str, value: Any) -> None:
+    """Training with cache noise: settings, seeds and arms."""
+
+    def seed(where: str, value: Any) -> None:
+        whole(0, "a seed", most=math.inf)(where, value)
+        if value not in SEEDS:
+            raise ValueError(f"{where}: {shown(value)}, expected less than 2^63 (a seed)")
+
+    def noise(where: str, value: Any) -> None:
+        whole(NOISE_BITS.start, "bits of noise")(where, value)
+        if value not in NOISE_BITS:
+            raise ValueError(f"{where}: {value}, expected at most {NOISE_BITS.stop - 1} (bits of noise)")
+
+    def no_noise(where: str, value: Any) -> None:
+        if value is not None:
+            raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
+
+    def arms(where: str, value: Any) -> None:
+        known = {
+            "noise": lambda where, value: keys(value, where, {"noise_bits": noise}),
+            "control": lambda where, value: keys(value, where, {"noise_bits": no_noise}),
+        }
+        keys(value, where, {}, known)
+        if not value:
+            raise ValueError(f"{where}: empty, expected at least one of {', '.join(known)}")
+
+    keys(
+        value,
+        where,
+        {
+            "steps": whole(1, "training steps"),
+            "batch": whole(1, "blocks a step"),
+            "learning_rate": number(positive=True),
+            "weight_decay": number(positive=False),
+            "clip": number(positive=True),
+            "beta": number(positive=False),
+            "seeds": lambda where, value: each(where, value, seed, "seeds"),
+            "arms": arms,
+        },
+    )

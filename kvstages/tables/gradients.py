@@ -1,0 +1,49 @@
+"""How near scores from gradients come to measured ones, by part, precision and number of probes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstages.analysis.gradient_accuracy import accuracy
+from kvstages.tables.notes import page_title
+from kvstages.tables.page import Column, Section, count, decimal, page, percent
+from kvstages.tables.sensitivity_summary import PARTS_SAID
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTES = [
+    "Rank correlation: Spearman's, of estimated and measured scores over the units (heads, or their keys or values) "
+    "whose measured score is above its floor. Ratio: estimated / measured, its quantiles over the units.",
+    "Fewer probes: the probes that there are in disjoint groups; the rank correlation is the mean over the groups, "
+    "quantiles are over units and groups.",
+    "Error of the probes: standard error of a score on the same text, relative to it, median over the units. It falls "
+    "with the square root of the probes; a ratio that stays away from 1 with many probes says that the change is too "
+    "large for the second order.",
+]
+
+
+def gradients_table(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
+    """Rows by part, precision and number of probes; the page tells those of all probes first."""
+    table = accuracy(measured, projections)
+    shown = table.assign(part=table["part"].map(PARTS_SAID))
+    names = [Column("of a head", "part", str), Column("precision", "precision", str)]
+    figures = [
+        Column("rank correlation", "rank_correlation", decimal(3)),
+        *(
+            Column(f"{said} of the ratio", f"{column}_ratio", decimal(2))
+            for column, said in (("p5", "5 %"), ("median", "median"), ("p95", "95 %"))
+        ),
+        Column("error of the probes", "probe_error", percent),
+    ]
+    all_probes = int(table["probes"].max())
+    sections = [
+        Section(
+            f"Estimated and measured scores, all {all_probes} probes",
+            [*names, Column("units", "units", count), *figures],
+            shown[shown["probes"] == all_probes],
+        ),
+        Section("By the number of probes", [*names, Column("probes", "probes", count), *figures], shown),
+    ]
+    return table, page(page_title(study, "scores from gradients"), sections, NOTES)

@@ -1,0 +1,93 @@
+"""The bundled model: made the same each time, and the shipped one is what its card says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvstages.bundled.corpus import ALPHABET, join_speeches, normalise, split_speeches
+from kvstages.bundled.model import make_bundled_model
+from kvstages.bundled.pretraining import Recipe, held_out_loss, learning_rate_share
+from kvstages.files.ledger import sha256
+from kvstages.models.checkpoints import read_checkpoint
+from kvstages.models.gpt2_nano import GPT
+from kvstages.study.configuration import load_study
+from kvstages.study.shards import read_shard
+from kvstages.study.text import Tokenizer
+
+REPOSITORY = Path(__file__).parent.parent
+SHIPPED = REPOSITORY / "resources" / "bundled" / "sotu-12x8"
+SMALL = Recipe(vocab_size=130, context_len=16, embedding_dim=16, num_layers=2, num_heads=2, batch=2, steps=3, warmup=1)
+TEXT = "Fellow citizens of the Senate and House of Representatives:\n\nThe state of the Union is strong. " * 9
+SPEECHES = {f"{year}-Someone-1": TEXT + f"In {year} we met again." for year in range(1990, 2000)}
+
+
+def test_the_recipe_gives_the_same_files_each_time(tmp_path):
+    threads = torch.get_num_threads()
+    for name in ("first", "second"):
+        make_bundled_model(SPEECHES, "0", SMALL, tmp_path / name)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    first, second = ({p.name: sha256(p) for p in (tmp_path / name).iterdir()} for name in ("first", "second"))
+    assert first == second
+    assert set(first) == {
+        "model.safetensors",
+        "vocab.json",
+        "merges.json",
+        "held-out.bin",
+        "training.csv",
+        "MODEL_CARD.md",
+    }
+    tokenizer = Tokenizer.load(tmp_path / "first" / "vocab.json", tmp_path / "first" / "merges.json")
+    held_out = join_speeches(SPEECHES, ["1997-Someone-1"])
+    assert tokenizer.decode(read_shard(tmp_path / "first" / "held-out.bin")) == held_out + " "
+
+
+def test_whole_years_are_held_out():
+    names = [f"{year}-{who}" for year in (1956, 1957, 1958, 1967) for who in ("A-1", "B-2")]
+    training, held_out = split_speeches(dict.fromkeys(names, ""), 7, seed=0)
+    assert sorted(held_out) == ["1957-A-1", "1957-B-2", "1967-A-1", "1967-B-2"]
+    assert sorted(training + held_out) == names
+    assert split_speeches(dict.fromkeys(names, ""), 7, seed=0) == (training, held_out)
+
+
+def test_text_is_reduced_to_the_alphabet():
+    text = normalise("Ça  va — “bien”\n\n\n½ of\tit…\n ")
+    assert text == 'Ca va - "bien" \n 1/2 of it...'
+    assert set(text) <= {*ALPHABET, " "}
+
+
+def test_the_learning_rate_warms_up_and_comes_down():
+    recipe = dataclasses.replace(Recipe(), steps=1000, warmup=100)
+    assert learning_rate_share(0, recipe) == pytest.approx(0.01)
+    assert learning_rate_share(99, recipe) == 1.0 == learning_rate_share(100, recipe)
+    assert learning_rate_share(999, recipe) == pytest.approx(recipe.final_lr_share, abs=1e-3)
+
+
+def test_the_shipped_files_are_those_that_are_pinned():
+    files = load_study(REPOSITORY / "config" / "studies" / "demo.yaml")["artifacts"]["files"]
+    assert {name: sha256(SHIPPED / pin["path"]) for name, pin in files.items()} == {
+        name: pin["sha256"] for name, pin in files.items()
+    }
+    assert (SHIPPED / "model.safetensors").stat().st_size <= 20_000_000
+
+
+def test_the_shipped_model_predicts_held_out_speeches_as_its_card_says():
+    config, state = read_checkpoint(SHIPPED / "model.safetensors")
+    assert (config.num_layers, config.num_heads, config.vocab_size) == (12, 8, 2048)
+    assert 16 <= config.head_dim <= 32 and config.context_len >= 256
+    model = GPT(config).eval()
+    model.load_state_dict(state)
+    tokens = read_shard(SHIPPED / "held-out.bin")
+    windows = load_study(REPOSITORY / "config" / "studies" / "demo.yaml")["windows"]
+    assert len(tokens) - windows["validation"][1] >= 32_768
+    card = (SHIPPED / "MODEL_CARD.md").read_text(encoding="utf-8")
+    whole = float(re.search(r"held-out loss, all .*? \| ([0-9.]+) \|", card)[1])
+    assert whole < 3.45
+    some = np.concatenate([tokens[start : start + 2049] for start in (20_000, 120_000, 220_000)])
+    assert held_out_loss(model, some) == pytest.approx(whole, abs=0.25)

@@ -1,0 +1,197 @@
+"""Gradients of the whole model against the exact second-order term, and against the measured sweep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from models import random_model, random_tokens
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.precision_grid import PARTS, PrecisionGrid
+from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.rounding import storage_rounding
+from kvstages.measure.execution import dense_grid
+from kvstages.measure.gradients import GradientCache, Scores, block_projections, graph_bytes, window_projections
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import read_back, sweep_layer
+from kvstages.scores.columns import trials
+from kvstages.scores.projections import Projections
+from kvstages.stats.correlation import rank_correlation
+
+MEMORY = 1 << 30
+LAYERS, HEADS = 2, 2
+# The relative error of a score by P probes is near √(2 / P).
+PROBES = 800
+
+
+def model_and_tokens():
+    return random_model(LAYERS, HEADS, 5, vocab=17, dtype=torch.float64), random_tokens(2, 7, vocab=17)
+
+
+class Shifted(BlockCache):
+    """The reference, with something added to what later positions read back: {layer: [B, 2H, T, D]}."""
+
+    def __init__(self, model, added):
+        super().__init__(dense_grid(model))
+        self.added = added
+
+    def update(self, keys, values, layer):
+        both = torch.cat((keys, values), dim=1)
+        both = both + (storage_rounding(both, layer, 0) - both).detach()
+        seen = torch.cat((both + self.added[layer], both), dim=2)
+        return seen[:, : keys.shape[1]], seen[:, keys.shape[1] :]
+
+
+def stored(model, tokens):
+    """What each layer's cache holds: [L, B, 2H, T, D]."""
+    cache = GradientCache(model, tokens.device)
+    model(tokens, cache)
+    return torch.stack(cache.stored)
+
+
+def second_order(model, tokens, change) -> np.ndarray:
+    """½ · δᵀ F δ of each block [B], mean over its positions: δ is the derivative of the logits along ``change``
+    [L, B, 2H, T, D] by forward-mode differentiation, F the exact diag(q) − q qᵀ."""
+
+    def logits(scale):
+        return model(tokens, Shifted(model, [scale * own for own in change]))
+
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    # The fused attention has no forward-mode derivative.
+    with sdpa_kernel(SDPBackend.MATH):
+        found, delta = jvp(logits, (zero,), (one,))
+    q = found.softmax(dim=-1)
+    exact = (q * delta.square()).sum(dim=-1) - (q * delta).sum(dim=-1).square()
+    return (exact.mean(dim=1) / 2).numpy()
+
+
+def change_of(kept, layer, head, part, precision):
+    """The quantization errors of one unit, and zeros for all others."""
+    change = torch.zeros_like(kept)
+    for side, row in (("k", head), ("v", HEADS + head)):
+        if side in part:
+            change[layer][:, row] = read_back(kept[layer][:, row], precision) - kept[layer][:, row]
+    return change
+
+
+def spread(a) -> np.ndarray:
+    """Standard error of the mean of ½ · a² / T over the probes a [P, ...]."""
+    return np.square(a).std(axis=0, ddof=1) / np.sqrt(len(a))
+
+
+def test_every_unit_is_unbiased_within_the_spread_of_its_probes():
+    model, tokens = model_and_tokens()
+    kept = stored(model, tokens)
+    values, _ = block_projections(model, tokens, QUANTIZED, PROBES)
+    found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
+    off = []
+    for part in PARTS:
+        error = spread(found.parts(part)) / (2 * found.tokens)
+        for layer in range(LAYERS):
+            for head in range(HEADS):
+                for index, precision in enumerate(QUANTIZED):
+                    exact = second_order(model, tokens, change_of(kept, layer, head, part, precision))
+                    off.append((found.kl(part)[:, layer, head, index] - exact) / error[:, layer, head, index])
+    off = np.concatenate(off)
+    # Not one of them beyond what chance gives, and no common bias.
+    assert np.abs(off).max() < 5 and 0.4 < np.sqrt(np.mean(off**2)) < 1.8
+
+
+@pytest.mark.parametrize("unit", ["head", "keys-values"])
+def test_a_policy_with_its_interactions_is_the_exact_second_order_term(unit):
+    model, tokens = model_and_tokens()
+    kept = stored(model, tokens)
+    grid = PrecisionGrid((("int4", "bf16"), ("int8", "int2")), (("int3", "int4"), ("bf16", "int4")))
+    change = torch.zeros_like(kept)
+    for layer in range(LAYERS):
+        for row, precision in enumerate(grid.row(layer)):
+            change[layer][:, row] = read_back(kept[layer][:, row], precision) - kept[layer][:, row]
+    values, _ = block_projections(model, tokens, QUANTIZED, PROBES)
+    found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
+    exact = second_order(model, tokens, change)
+    error = spread(found.of_policy(grid).sum(axis=(2, 3))) / (2 * found.tokens)
+    assert (np.abs(found.joint_kl(grid) - exact) < 4 * error).all() and (error < 0.15 * exact).all()
+    parts = {"head": ("kv",), "keys-values": ("k", "v")}[unit]
+    alone = 0
+    for part in parts:
+        for layer in range(LAYERS):
+            for head in range(HEADS):
+                own = change[layer].clone()
+                change_alone = torch.zeros_like(change)
+                for side, row in (("k", head), ("v", HEADS + head)):
+                    if side in part:
+                        change_alone[layer][:, row] = own[:, row]
+                alone = alone + second_order(model, tokens, change_alone)
+    assert np.allclose(found.additive_kl(grid, unit), alone, rtol=0.2)
+
+
+def test_the_scores_have_the_covariance_of_the_fisher_matrix():
+    logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = Scores(logits, 0)
+    drawn = torch.stack([scores.draw(probe) for probe in range(10_000)])[:, 0].flatten(1)
+    q = logits[0].softmax(dim=-1)
+    expected = torch.block_diag(*(torch.diag(own) - torch.outer(own, own) for own in q))
+    assert torch.allclose(drawn.T @ drawn / len(drawn), expected, atol=0.02)
+
+
+def test_probes_and_blocks_draw_anew_whatever_goes_through_the_model_together():
+    logits = torch.randn(1, 9, 30, generator=torch.Generator().manual_seed(0)).repeat(3, 1, 1)
+    together = [Scores(logits, 0).draw(probe) for probe in range(3)]
+    for probe in range(3):
+        for block in range(3):
+            assert torch.equal(Scores(logits[:1], block).draw(probe)[0], together[probe][block])
+    drawn = torch.stack(together).flatten(0, 1).flatten(1)
+    assert len(drawn.unique(dim=0)) == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slices_of_the_window_give_the_same_as_all_of_it(dtype):
+    model, tokens = random_model(3, 2, 9, dtype=dtype), random_tokens(5, 8)
+    one_block = graph_bytes(model, 8, len(QUANTIZED))
+    told = []
+    whole, error = window_projections(model, tokens, QUANTIZED, 3, MEMORY)
+    for memory in (1, 2 * one_block):
+        sliced, same = window_projections(model, tokens, QUANTIZED, 3, memory, told.append)
+        assert torch.allclose(sliced, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
+        assert all(torch.allclose(same[trial], error[trial], rtol=1e-4) for trial in error)
+    assert told == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.4, 0.8, 1.0])
+
+
+def test_the_reference_is_that_of_a_sweep_and_the_first_position_has_no_effect():
+    model, tokens = random_model(3, 2, 9), random_tokens(2, 8)
+    cache = GradientCache(model, tokens.device)
+    logits = model(tokens, cache)
+    assert torch.equal(logits.detach(), model(tokens, BlockCache(dense_grid(model))))
+    assert all(torch.equal(both, both.to(torch.bfloat16).float()) for both in cache.stored)
+    gradients = torch.autograd.grad(logits[:, :5].sum(), cache.added)
+    # What a position stores is read by later ones only.
+    assert all(not gradient[:, :, 4:].any() and gradient[:, :, :4].any() for gradient in gradients)
+
+
+def test_against_the_measured_sweep_of_a_small_model():
+    model, tokens = random_model(3, 4, 8, vocab=40), random_tokens(6, 24, vocab=40)
+    values, error = window_projections(model, tokens, QUANTIZED, 64, MEMORY)
+    found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
+    setting = Setting("one-pass", "float32")
+    sweeps = [sweep_layer(model, tokens, layer, trials(PARTS, QUANTIZED), setting, MEMORY) for layer in range(3)]
+    for part in PARTS:
+        for index, precision in enumerate(QUANTIZED):
+            trial = part, precision
+            measured = torch.stack([sweep.kl[trial] for sweep in sweeps]).mean(dim=2).flatten().numpy()
+            estimated = found.kl(part).mean(axis=0)[..., index].ravel()
+            for layer, sweep in enumerate(sweeps):
+                assert torch.allclose(error[trial][layer], sweep.error[trial], rtol=1e-5)
+            if precision != "int2":
+                assert rank_correlation(estimated, measured) > 0.9
+                assert np.median(estimated / measured) == pytest.approx(1, abs=0.2)
+
+
+def test_nan_in_the_keys_is_an_error_that_names_the_layer():
+    model, tokens = random_model(2, 2, 4), random_tokens(1, 4)
+    with torch.no_grad():
+        model.blocks[1].K.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="layer 1, head 0: NaN or infinity in the keys"):
+        block_projections(model, tokens, ("int8",), 1)
