@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kvstages.cache.coding import Codec
+from kvstages.cache.offsets import NOTHING, Contexts
 from kvstages.cache.precisions import BITS, MAX_CODES
 from kvstages.cache.quantizer import neighbour
 from kvstages.cache.rounding import STORAGE
+from kvstages.cache.schemes import PUBLISHED, SIDES, Method, check_width, precision
 
 # Interventions that quantize nothing and measure the floor: each value moved to a neighbouring one, of the dtype that
 # the model computes in, or of BF16. Stored dense, as "bf16" is.
@@ -37,30 +41,57 @@ def check_finite(both: Tensor, layer: int) -> None:
 
 
 def check_precisions(row: Sequence[str], layer: int) -> None:
-    """ValueError that names the layer and a precision that no cache knows."""
+    """ValueError that names the layer and a precision that there is not."""
     for name in row:
-        if name not in BITS and name not in CONTROLS:
-            raise ValueError(f"layer {layer}: precision {name!r} is none of {', '.join(BITS)}")
+        if name not in DENSE:
+            try:
+                precision(name)
+            except ValueError as error:
+                raise ValueError(f"layer {layer}: {error}") from None
+
+
+def method_of(name: str, side: int) -> Method:
+    """What is done to keys (side 0) or values (1) of a precision or intervention; dense ones are stored at once."""
+    return PUBLISHED if name in DENSE else precision(name).method(SIDES[side])
+
+
+class Group(NamedTuple):
+    """Tensors of a layer that have one method: the ``rows`` of [2H], and how they are coded."""
+
+    rows: Tensor
+    codec: Codec
 
 
 class ReadBack:
-    """What the tensors of one layer read back as, by their precisions [2H]: quantized, dense, or moved by a null."""
+    """What the tensors of one layer read back as, by their precisions [2H]: quantized, dense, or moved by a control.
 
-    def __init__(self, row: Sequence[str], layer: int, device: torch.device | str):
+    The published precisions are quantized in one go; those of other schemes group by group (``groups``). ValueError
+    names the layer, and a precision that there is not, or whose scheme needs what ``contexts`` does not have.
+    """
+
+    def __init__(
+        self,
+        row: Sequence[str],
+        layer: int,
+        device: torch.device | str,
+        head_dim: int,
+        contexts: Contexts | None = None,
+    ):
         check_precisions(row, layer)
+        self.groups = _groups(row, layer, device, head_dim, contexts or {})
         self.rows = {
             name: torch.tensor([index for index, found in enumerate(row) if found == name], device=device)
             for name in dict.fromkeys((*MAX_CODES, *DENSE))
             if name in row
         }
-        self.uniform = len(self.rows) == 1
+        self.uniform = len(self.rows) == 1 and not self.groups
         quantized = [name for name in MAX_CODES if name in self.rows]
         self.quantized = quantized
         self.nulls = [name for name in CONTROLS if name in self.rows]
         nothing = torch.tensor([], dtype=torch.long, device=device)
         self.quantized_rows = torch.cat([nothing, *(self.rows[name] for name in quantized)])
         self.dense_rows = torch.cat([nothing, *(self.rows[name] for name in DENSE if name in self.rows)])
-        # A step quantizes all tensors in one go, each to its own m; what comes out for the dense ones is not used.
+        # A step quantizes all tensors in one go, each to its own m; what comes out for the others is not used.
         self.levels = torch.tensor([float(MAX_CODES.get(name, 1)) for name in row], device=device).view(-1, 1, 1)
         self.is_dense = torch.tensor([name in DENSE for name in row], device=device).view(-1, 1, 1)
 
@@ -76,3 +107,26 @@ class ReadBack:
                 1, self.rows[name], neighbour(values, both.dtype if name == "compute-step" else STORAGE)
             )
         return both
+
+
+def _groups(
+    row: Sequence[str], layer: int, device: torch.device | str, head_dim: int, contexts: Contexts
+) -> list[Group]:
+    """The groups of a layer's tensors whose precision is of another scheme than the published one."""
+    members: dict[tuple[str, str], list[int]] = {}
+    heads = len(row) // 2
+    for index, name in enumerate(row):
+        if name not in MAX_CODES and name not in DENSE:
+            members.setdefault((name, SIDES[index // heads]), []).append(index)
+    groups = []
+    for (name, side), indices in members.items():
+        found = precision(name)
+        try:
+            check_width(found, side, head_dim)
+            rows = torch.tensor(indices, device=device)
+            context = contexts.get((layer, side), NOTHING).heads(rows % heads)
+            groups.append(Group(rows, Codec(found.method(side), found.bits, head_dim, context, device)))
+        except ValueError as error:
+            kind = {"k": "keys", "v": "values"}[side]
+            raise ValueError(f"layer {layer}, {kind} in {name}: {error}") from None
+    return groups
