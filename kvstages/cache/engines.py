@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 Parameters = tuple[Tensor, ...]
-# vLLM's least scale.
-LEAST = 1e-6
+# vLLM's least scale, and one whose product with a code is still finite.
+LEAST_STEP, LARGEST_STEP = 1e-6, 2.0**100
 
 
 class Q0:
@@ -64,9 +64,9 @@ class PerTokenHead:
 
     def fit(self, x: Tensor, bits: int) -> Parameters:
         if bits == 8:
-            return ((x.float().abs().amax(dim=-1, keepdim=True) / 127).clamp_(min=LEAST),)
+            return ((x.float().abs().amax(dim=-1, keepdim=True) / 127).clamp_(LEAST_STEP, LARGEST_STEP),)
         low, high = x.float().aminmax(dim=-1, keepdim=True)
-        scale = ((high - low) / 15).clamp_(min=LEAST)
+        scale = ((high - low) / 15).clamp_(LEAST_STEP, LARGEST_STEP)
         zero = half_away(-low / scale).clamp_(0, 15)
         return ((scale.view(torch.int32) & -16 | zero.int()).view(torch.float32),)
 
@@ -74,7 +74,7 @@ class PerTokenHead:
         if bits == 8:
             return (x.float() * (1 / parameters[0])).round_().clamp_(-128, 127).to(torch.int8)
         low, high = x.float().aminmax(dim=-1, keepdim=True)
-        scale = ((high - low) / 15).clamp_(min=LEAST)
+        scale = ((high - low) / 15).clamp_(LEAST_STEP, LARGEST_STEP)
         steps = half_away(x.float() * (1 / scale) + self._zero(parameters))
         return steps.clamp_(0, 15).to(torch.uint8).view(torch.int8)
 

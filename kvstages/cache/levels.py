@@ -62,7 +62,7 @@ class Asymmetric:
 
     def fit(self, x: Tensor, bits: int) -> Parameters:
         low, high = x.float().aminmax(dim=-1, keepdim=True)
-        return high - low, low
+        return (high - low).clamp_(max=engines.LARGEST_STEP), low
 
     def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
         width, low = parameters
@@ -97,7 +97,7 @@ class LloydMax:
 
     def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
         _, between = _gaussian_tensors(bits, x.device)
-        return _unsigned(torch.bucketize(x.float() / _divisor(parameters[0]), between))
+        return _unsigned(torch.bucketize((x.float() / _divisor(parameters[0])).contiguous(), between))
 
     def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
         values, _ = _gaussian_tensors(bits, codes.device)
@@ -115,7 +115,7 @@ class FloatingPoint:
         if bits == 8:
             return scaled.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn).view(torch.int8)
         _, between = _fp4_tensors(x.device)
-        return _unsigned(torch.bucketize(scaled.abs(), between) + 8 * (scaled < 0))
+        return _unsigned(torch.bucketize(scaled.abs().contiguous(), between) + 8 * (scaled < 0))
 
     def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
         if bits == 8:

@@ -43,11 +43,11 @@ def rotation_matrix(method: Method, width: int, device: torch.device | str = "cp
 
 
 def _hadamard_product(width: int) -> Tensor:
-    odd = width // (width & -width)
-    matrix = _cosine_transform(odd)
-    while matrix.shape[0] < width:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1))) * math.sqrt(0.5)
-    return matrix
+    power = width & -width
+    signs = torch.ones(1, 1, dtype=torch.float64)
+    while signs.shape[0] < power:
+        signs = torch.cat((torch.cat((signs, signs), 1), torch.cat((signs, -signs), 1)))
+    return torch.kron(signs, _cosine_transform(width // power)) / math.sqrt(power)
 
 
 def _cosine_transform(width: int) -> Tensor:

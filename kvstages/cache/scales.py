@@ -12,10 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvstages.cache.engines import LARGEST_STEP
 from kvstages.cache.levels import FP8_LARGEST, Levels, Parameters, levels_of
+from kvstages.cache.quantizer import LARGEST_SCALE
 from kvstages.cache.schemes import Method
 
-LARGEST = {"fp16": 65504.0, "fp32": torch.finfo(torch.float32).max, "e4m3": FP8_LARGEST}
+# The largest scale that is stored; an FP32 one times a code must be finite, too.
+LARGEST = {"fp16": LARGEST_SCALE, "fp32": LARGEST_STEP, "e4m3": FP8_LARGEST}
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "e4m3": torch.float8_e4m3fn}
 # Multipliers of a scale: less than 1 clips; the root mean square of Lloyd-Max levels may also grow.
 CLIPPING = tuple(2 ** (-step / 8) for step in range(13))
