@@ -6,4 +6,4 @@ from pathlib import Path
 
 import kvstages
 
-PUBLISHED = Path(kvstages.__file__).parent / "published" / "gpt2-nano"
+PUBLISHED = Path(kvstages.__file__).parent / "analysis" / "published" / "gpt2-nano"

@@ -29,7 +29,7 @@ from kvstages.stats.summary import summarise
 
 PUBLISHED = SHIPPED / "gpt2-nano"
 MEASURED = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
-SENSITIVITY = Path("sensitivity", "measured-bfloat16.csv")
+SENSITIVITY = Path("scores", "measured-bfloat16.csv")
 BLOCKS, POSITIONS = 32, 64
 # 38 of the published INT8 scores and 11 of the INT4 scores lie below.
 FLOOR = 6e-5
@@ -82,7 +82,7 @@ def write_gradients(folder: Path, scores: dict[str, np.ndarray]) -> None:
     values = random.normal(size=(8, 4, len(size), 2 * size.shape[1], 2)) * np.concatenate((size, size), axis=1)
     found = Projections(values, tuple(scores), 64)
     error = {(part, precision): np.full((*size.shape[:2], 4), 1e-5) for part in PARTS for precision in scores}
-    write_table(folder / "sensitivity" / "gradients.csv", sensitivity_columns(found, error))
+    write_table(folder / "scores" / "gradients.csv", sensitivity_columns(found, error))
     write_tensors(
         folder / "gradients" / "projections.safetensors", {TENSOR: values}, record_of(found.precisions, 64, "w")
     )
@@ -106,7 +106,7 @@ def figure_arguments(name: str, study: Path) -> list[str]:
             "--measured",
             str(study / SENSITIVITY),
             "--estimated",
-            str(study / "sensitivity" / "gradients.csv"),
+            str(study / "scores" / "gradients.csv"),
         ],
         "allocation": greedy,
         "greedy-path": greedy,

@@ -217,7 +217,7 @@ def test_every_allocator_on_every_ladder(ladder, unit):
 
 def test_layers_move_whole():
     table = random_table(4, 3, ("int8", "int4"), "keys-values", seed=2)
-    found = ALLOCATORS["layer"](table, nats(2e-3), 0)
+    found = ALLOCATORS["by-layer"](table, nats(2e-3), 0)
     grid = table.grid(found.choice)
     assert found.path and {move.head for move in found.path} == {None}
     assert all(len(set(row)) == 1 for side in (grid.keys, grid.values) for row in side)
@@ -234,7 +234,7 @@ def test_layers_move_whole():
 def test_under_bytes_the_last_layer_moves_head_by_head():
     table = random_table(2, 4, ("int8",), head_dim=8, tokens=1)
     # Three heads need to move of one layer and all four of the other: 32 - 20 bytes each.
-    found = ALLOCATORS["layer"](table, in_bytes(8 * 32 - 6 * 12), 0)
+    found = ALLOCATORS["by-layer"](table, in_bytes(8 * 32 - 6 * 12), 0)
     assert [move.head for move in found.path] == [None, 0, 1]
     mixed = found.path[1].layer
     assert table.grid(found.choice).keys[mixed] == ("int8", "int8", "bf16", "bf16")
@@ -278,7 +278,7 @@ def test_random_policies_are_as_many_bytes_and_come_from_the_seed():
 
 
 def test_a_random_policy_has_no_budget_in_nats():
-    with pytest.raises(ValueError, match="allocator random: the budget is in nats, expected bytes, such as 400000B"):
+    with pytest.raises(ValueError, match="allocator at-random: the budget is in nats, expected bytes, such as 400000B"):
         ALLOCATORS["at-random"](published_table(), nats(0.1), 0)
 
 

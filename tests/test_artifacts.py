@@ -112,7 +112,7 @@ def test_hub_offline_by_environment(tmp_path):
 
 
 def test_hub_that_never_answers_is_given_up(tmp_path):
-    program = "import kvstages.artifacts as a, kvstages.cli as c; a.PATIENCE_SECONDS = 0.1; c.main()"
+    program = "import kvstages.study.artifacts as a, kvstages.cli as c; a.PATIENCE_SECONDS = 0.1; c.main()"
     with hub(REPOSITORIES, delay=1.0) as endpoint:
         message = one_line(fetch_from_hub(endpoint, tmp_path, program=program))
     assert "is not available" in message

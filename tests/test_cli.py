@@ -116,7 +116,7 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
     model, window = source / paths["checkpoint"], ["--window", "validation"]
     shard = ["--shard", source / paths["shard"], "--model", model, "--block", 8]
     windows = ["windows", *shard, "--window", "adaptation=0:16", "--window", "validation=64:96", "--output", "windows"]
-    sensitivity = ["sensitivity", "0.csv", "1.csv", "--source", "mine", "--output", "sensitivity.csv"]
+    sensitivity = ["gather", "0.csv", "1.csv", "--source", "mine", "--output", "sensitivity.csv"]
     policy = ["--policy", "int8", "--allocator", "uniform", "--precision", "int8", "--sensitivity", "sensitivity.csv"]
     allocate = ["allocate", *policy, "--model", model, "--output", "int8.json", "--steps", "steps.csv"]
     decoder = ["--model", "model.safetensors", "--windows", "windows", "--device", "cpu"]
@@ -157,7 +157,7 @@ def test_memory_that_runs_out_is_one_line_with_what_to_do(error, tmp_path, monke
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("kvstages.checkpoints.load_model", fail)
+    monkeypatch.setattr("kvstages.models.checkpoints.load_model", fail)
     words = ["reference", "--model", tmp_path / "model.safetensors", "--windows", tmp_path / "windows.safetensors"]
     words += ["--window", "validation", "--device", "cpu", "--output", tmp_path / "out.safetensors"]
     result = CliRunner().invoke(main, [str(word) for word in words])

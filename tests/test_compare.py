@@ -17,7 +17,7 @@ from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.read import read_json, read_tensors
 from kvstages.provenance.reproduction import BFLOAT16, FULL, KINDS, compare, kind_of
 
-SENSITIVITY = Path("sensitivity", "measured-float32.csv")
+SENSITIVITY = Path("scores", "measured-float32.csv")
 SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
 
 
@@ -28,7 +28,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     write_study(one, layers=1, heads=2, budgets=("0.01",))
     for path in [*one.rglob("*.json"), *one.rglob("*.csv")]:
         path.write_text(path.read_text().replace("bfloat16", "float32"))
-    (one / "sensitivity" / "measured-bfloat16.csv").rename(one / SENSITIVITY)
+    (one / "scores" / "measured-bfloat16.csv").rename(one / SENSITIVITY)
     logits = torch.linspace(-20, 20, 64).reshape(2, 4, 8)
     write_tensors(one / "reference" / "validation.safetensors", {"logits": logits}, {"device": "cpu", "threads": 1})
     tokens = torch.arange(32).reshape(2, 16)

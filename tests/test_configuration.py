@@ -267,7 +267,9 @@ def test_numbers_with_exponents_are_numbers(tmp_path):
 
 
 def test_checking_imports_nothing_heavy():
-    program = "import sys, kvstages.configuration; print({'torch', 'pandas', 'snakemake', 'click'} & set(sys.modules))"
+    program = (
+        "import sys, kvstages.study.configuration; print({'torch', 'pandas', 'snakemake', 'click'} & set(sys.modules))"
+    )
     root = Path(__file__).parents[1]
     arguments = [sys.executable, "-c", program]
     assert subprocess.run(arguments, cwd=root, capture_output=True, text=True, check=True).stdout == "set()\n"

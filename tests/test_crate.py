@@ -121,7 +121,7 @@ def test_a_study_that_is_not_what_was_recorded_is_not_exported(study: Path) -> N
 
 
 def test_a_study_of_other_code_is_not_exported(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstages.crate.stage_digest", lambda stage: "0" * 16)
+    monkeypatch.setattr("kvstages.provenance.crate.stage_digest", lambda stage: "0" * 16)
     refused(export(), "results/small: the code here is not the one that ran (stage ")
 
 

@@ -67,5 +67,5 @@ def test_budgets_in_the_order_given(tmp_path):
 def test_candidates_are_needed(tmp_path):
     path = write_set(tmp_path, [policy_rows("published", [1.0])])
     (tmp_path / "policy-set.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"candidates\.json: key 'draws' is missing"):
+    with pytest.raises(ValueError, match=r"policy-set\.json: key 'draws' is missing"):
         equal_bytes([path])

@@ -26,7 +26,7 @@ from kvstages.provenance.verify import verify
 
 RESULTS = Path("results", "small")
 SUMS = RESULTS / "SHA256SUMS"
-SENSITIVITY = RESULTS / "sensitivity" / "measured-float32.csv"
+SENSITIVITY = RESULTS / "scores" / "measured-float32.csv"
 SWEEP = RESULTS / "sweep" / "float32" / "layer-00.csv"
 MADE = "changed after it was made (sha256 is "
 

@@ -62,7 +62,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch, ca
 def test_a_file_that_cannot_grow_any_more(tmp_path, write):
     """The kernel's own refusal, by a limit on the size of files."""
     program = (
-        "import sys, torch; from pathlib import Path; from kvstages.files import *;"
+        "import sys, torch; from pathlib import Path; from kvstages.files.atomic import *;"
         "path = Path(sys.argv[1])\n"
         f"try: {write}\n"
         "except OSError as error: print(error)"
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_grow_any_more(tmp_path, write):
 def test_the_next_write_removes_what_a_kill_left(tmp_path):
     path = tmp_path / "file"
     program = (
-        "import os, signal, sys; from pathlib import Path; from kvstages.files import atomic_path\n"
+        "import os, signal, sys; from pathlib import Path; from kvstages.files.atomic import atomic_path\n"
         "with atomic_path(Path(sys.argv[1])) as temporary:\n"
         "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )

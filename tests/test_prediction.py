@@ -109,7 +109,7 @@ def study(tmp_path_factory) -> Path:
     sweeps = [folder / f"layer-{layer}.csv" for layer in range(3)]
     for layer, path in enumerate(sweeps):
         run("sweep", *common, "--layer", layer, *words, "--device", "cpu", "--output", path)
-    run("sensitivity", *sweeps, "--source", "measured-float32", "--output", folder / "measured.csv")
+    run("gather", *sweeps, "--source", "measured-float32", "--output", folder / "measured.csv")
     run("gradients", *common, "--probes", 16, "--device", "cpu", "--output-table", folder / "gradients.csv",
         "--projections", folder / "projections.safetensors")  # fmt: skip
     recipes = ["exact=exact:gradients:head:int8,int4", "split=exact:measured-float32:keys-values:int8,int4,int3,int2"]
@@ -117,7 +117,7 @@ def study(tmp_path_factory) -> Path:
         *common[:2], "--tokens", 16, *(word for recipe in recipes for word in ("--recipe", recipe)),
         "--points", 6, "--output", folder / "policy-set.json")  # fmt: skip
     run("reference", *common, "--window", "calibration", "--device", "cpu", "--output", folder / "r.safetensors")
-    run("measure", *common, "--window", "calibration", "--policies", folder / "policy-set.json",
+    run("evaluate-set", *common, "--window", "calibration", "--policies", folder / "policy-set.json",
         "--reference", folder / "r.safetensors", "--device", "cpu", "--output", folder / "joint.csv")  # fmt: skip
     run("predict", *sweeps, *common[:2], "--projections", folder / "projections.safetensors",
         "--policies", folder / "policy-set.json", "--joint", folder / "joint.csv",

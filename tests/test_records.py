@@ -22,5 +22,15 @@ def test_a_path_without_them_is_refused():
 
 
 def test_policies_in_order():
-    expected = ["bf16", "int8", "int2", "greedy-0.05", "greedy-0.1", "exact-9B", "exact-10B", "exact-0.01", "random-9B"]
+    expected = [
+        "bf16",
+        "int8",
+        "int2",
+        "greedy-0.05",
+        "greedy-0.1",
+        "exact-9B",
+        "exact-10B",
+        "exact-0.01",
+        "at-random-9B",
+    ]
     assert sorted(set(expected), key=policy_order) == expected

@@ -73,7 +73,7 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
         "execution": ["fast"],
         "title": [" ", 3],
         "block": [0, 10**30],
-        "sensitivity": ["gradients", None],
+        "sensitivity": ["fisher", None],
         "probes": [0, 1.5],
     }
     for key, wrongs in values.items():

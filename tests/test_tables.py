@@ -201,7 +201,7 @@ def test_equal_bytes(study, tmp_path):
     said = f'{decimal(1)(100 * exact["kl_reduction"])} %<span class="interval">[{low}, {high} %]</span>'
     assert said in page
     assert "<td>0.007</td>" in page
-    assert "exact-split-low: exact, scores measured-float32, unit tensor, int8 int4 int3 int2" in page
+    assert "exact-split-low: exact, scores measured-float32, unit keys-values, int8 int4 int3 int2" in page
     assert "<caption>Joint KL of the random policies (nats)</caption>" in page
 
 
@@ -210,7 +210,8 @@ def test_frontier(study, tmp_path):
     assert len(table) == 4 + 3 * 6
     assert table[table["recipe"] == "uniform"]["policy"].tolist() == ["bf16", "int8", "int4", "int2"]
     assert (
-        "<caption>exact-split-low: exact, scores measured-float32, unit tensor, int8 int4 int3 int2</caption>" in page
+        "<caption>exact-split-low: exact, scores measured-float32, unit keys-values, int8 int4 int3 int2</caption>"
+        in page
     )
     assert (table["compression"] == 393_216 / table["bytes"]).all()
     assert "<caption>uniform</caption>" in page and '<td class="text">int2</td>' in page

@@ -27,7 +27,7 @@ from kvstages.provenance.verify import verify
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {
     "sweep": "**/layer-*.csv",
-    "sensitivity": "sensitivity/*.csv",
+    "sensitivity": "scores/*.csv",
     "joint": "**/joint.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",

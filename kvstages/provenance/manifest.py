@@ -88,7 +88,7 @@ def manifest(
     ``artifacts`` are the pinned inputs by their name in the configuration ``settings`` ({shared, study}); ``outputs``
     map each file to the rule that made it, those inside ``folder`` (the study's results) have a line in SHA256SUMS;
     ``run`` holds command, revision and dirty; ``created`` is the time of writing in ISO 8601. ValueError names a file
-    that is not what was made (``kvstages.made``) or pinned: nothing damaged gets a checksum here.
+    that is not what was made (``kvstages.files.ledger``) or pinned: nothing damaged gets a checksum here.
     """
     ledger.check_all([*artifacts.values(), *outputs])
     listed = {path.as_posix(): {"sha256": sha256(path), "rule": rule} for path, rule in outputs.items()}

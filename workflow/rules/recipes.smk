@@ -56,7 +56,9 @@ def extensions(study):
 def other_source(study):
     """The exact allocator on the study's other scores: from gradients where its own are measured, and the reverse."""
     own, more = source(study), ",".join(STUDIES[study]["comparison"]["precisions"])
-    name, other = ("measured", f"measured-{STUDIES[study]['compute_dtype']}") if own == GRADIENTS else (GRADIENTS, GRADIENTS)
+    name, other = (
+        ("measured", f"measured-{STUDIES[study]['compute_dtype']}") if own == GRADIENTS else (GRADIENTS, GRADIENTS)
+    )
     recipes = [f"exact-{name}=exact:{other}:head:int8,int4"]
     return recipes + ([f"exact-{name}-split-low=exact:{other}:keys-values:{more}"] if more != "int8,int4" else [])
 
@@ -72,7 +74,10 @@ def equal_bytes_arguments(wildcards):
     recipes = [
         f"published=greedy:{PUBLISHED}:head:int8,int4",
         f"exact-bf16=exact:{PUBLISHED}:head:int8,int4",
-        *(f"{name}={name}:{own}:head:int8,int4" for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")),
+        *(
+            f"{name}={name}:{own}:head:int8,int4"
+            for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")
+        ),
         *extensions(wildcards.study),
         *other_source(wildcards.study),
         f"random=at-random:{own}:head:int8,int4",
