@@ -10,7 +10,8 @@ from kvstages.cache.offsets import Context, Contexts, Rotary
 ANY_WIDTH = (
     "int6", "int5-mse", "rise2", "rise4-mse", "lloyd3", "lloyd4-mse", "fp8_per_token_head", "fp4-mse", "int4-mse+zero",
     "rotated4", "int4-mean", "int3-bias", "centred4", "debiased3", "fp8_e4m3", "int4-e4m3", "int8_per_token_head",
-    "int4-channel3+zero", "lloyd4-k.channel4+v.channel3+first2", "int2-recent2", "rise3-mean+v.channel2+first1+k.recent3",
+    "int4-channel3+zero", "lloyd4-k.channel4+v.channel3+first2", "int2-recent2",
+    "rise3-mean+v.channel2+first1+k.recent3",
 )  # fmt: skip
 # For multiples of 32 that are powers of two.
 WIDE = ("q8_0", "q4_0-hadamard", "q4_1", "q5_0-k.bias+first1", "q5_1", "int4_per_token_head", "nvfp4", "kivi2",

@@ -59,7 +59,7 @@ def test_llama_cpp_blocks_are_those_of_the_definition(name, x):
 
 
 def test_q4_0_by_hand():
-    """The largest magnitude, −4, is −8 steps of 0.5: d = −4 / −8 = 0.5; 3.7 would be 7.4 steps, 4 were 8 but 7 is most."""
+    """The largest magnitude, −4, is −8 steps of 0.5: d = −4 / −8 = 0.5; 3.7 would be 7.4 steps, 4 is 7."""
     codes, (scale,), values = coded("q4_0", [-4.0, 3.7, 4.0, 0.24, 0.25, -0.25, 0.0, 1.0, *[0.0] * 24])
     assert scale == [0.5]
     # code = trunc(x / d + 8.5)
@@ -132,7 +132,9 @@ def test_a_vector_of_one_sign_has_its_zero_point_at_an_end():
     found = precision("int4_per_token_head")
     codec = Codec(found.keys, 4, 2)
     x = codec.turn_back(torch.tensor([[[[10.0, 25.0]]]], dtype=torch.float64)).float()
-    assert codec.turn(codec.decode(codec.encode(x), torch.float64)).flatten().tolist() == pytest.approx([10, 15], abs=1e-4)
+    assert codec.turn(codec.decode(codec.encode(x), torch.float64)).flatten().tolist() == pytest.approx(
+        [10, 15], abs=1e-4
+    )
 
 
 @given(hnp.arrays(np.float64, 9, elements=st.floats(-1e6, 1e6)))

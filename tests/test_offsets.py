@@ -63,8 +63,8 @@ def test_an_offset_is_kept_in_fp16_and_turned_to_the_position():
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("int4-mean", "the mean of the keys"),
-        ("debiased4", "the bias of the keys"),
+        ("int4-mean", "the mean"),
+        ("debiased4", "the bias"),
         ("nvfp4", "the largest magnitude"),
         ("fp8_e4m3", "the largest magnitude"),
     ],

@@ -48,7 +48,10 @@ def test_the_search_finds_the_least_error_among_its_multipliers(monkeypatch, nam
     tried = [((plain * multiplier).half(),) for multiplier in multipliers]
     errors = torch.stack(
         [
-            (levels.decode(levels.encode(x, (s.float(),), found.bits), (s.float(),), found.bits) - x).double().square().sum(-1)
+            (levels.decode(levels.encode(x, (s.float(),), found.bits), (s.float(),), found.bits) - x)
+            .double()
+            .square()
+            .sum(-1)
             for (s,) in tried
         ]
     )
@@ -67,7 +70,9 @@ def test_the_search_clips_an_outlier_where_that_pays():
     assert float(plain) == pytest.approx(1.6, rel=1e-3) and float(searched) < 1.1
 
 
-@pytest.mark.parametrize(("stored", "dtype", "most"), [("fp16", torch.float16, 65504), ("fp32", torch.float32, 2.0**100)])
+@pytest.mark.parametrize(
+    ("stored", "dtype", "most"), [("fp16", torch.float16, 65504), ("fp32", torch.float32, 2.0**100)]
+)
 def test_what_is_too_large_for_a_scale_saturates(stored, dtype, most):
     (kept,) = scales.store((torch.tensor([1.0, 3e38, float("inf")]),), Method(stored=stored), None)
     assert kept.dtype == dtype and kept.tolist() == [1.0, most, most]

@@ -80,7 +80,10 @@ def test_what_the_words_mean():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("int5x", "precision 'int5x': 'int5x' is no kind of levels with bits, such as int4, rise4, lloyd4, fp8 or q4_0"),
+        (
+            "int5x",
+            "'int5x' is no kind of levels with bits, such as int4, rise4, lloyd4, fp8 or q4_0",
+        ),
         ("", "precision '': '' is no kind of levels with bits"),
         ("int7", "precision 'int7': 'int7' has 7 bits; expected 8, 6, 5, 4, 3, 2"),
         ("q6_0", "precision 'q6_0': 'q6_0' has 6 bits; expected 8, 5, 4"),

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kvstages.cache.coding import Codec
 from kvstages.cache.offsets import NOTHING, Contexts
-from kvstages.cache.precisions import BITS, MAX_CODES
-from kvstages.cache.quantizer import neighbour
+from kvstages.cache.precisions import MAX_CODES
+from kvstages.cache.quantizer import neighbour, reconstruct
 from kvstages.cache.rounding import STORAGE
 from kvstages.cache.schemes import PUBLISHED, SIDES, Method, check_width, precision
 
@@ -107,6 +107,26 @@ class ReadBack:
                 1, self.rows[name], neighbour(values, both.dtype if name == "compute-step" else STORAGE)
             )
         return both
+
+    def reconstruct(self, both: Tensor) -> Tensor:
+        """Keys and values [B, 2H, T, D] of whole sequences as later steps read them back."""
+        stored = self.moved(both)
+        rows = self.quantized_rows
+        if self.quantized and self.uniform:
+            stored = reconstruct(both, MAX_CODES[self.quantized[0]])
+        elif self.quantized:
+            quantized = reconstruct(both.index_select(1, rows), self.levels.index_select(0, rows))
+            stored = stored.index_copy(1, rows, quantized)
+        for group in self.groups:
+            back = group.codec.reconstruct(both.index_select(1, group.rows))
+            stored = stored.index_copy(1, group.rows, back)
+        return stored
+
+
+def read_back(both: Tensor, name: str, layer: int, contexts: Contexts | None = None) -> Tensor:
+    """Keys and values [B, 2H, T, D] of whole sequences of ``layer`` as a cache of one precision (or control
+    intervention) gives them back, in their dtype."""
+    return ReadBack([name] * both.shape[1], layer, both.device, both.shape[3], contexts).reconstruct(both)
 
 
 def _groups(

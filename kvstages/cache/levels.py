@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from kvstages.cache import engines
-from kvstages.cache.schemes import Method
 from kvstages.cache.quantizer import dequantize, quantize
+from kvstages.cache.schemes import Method
 
 Parameters = tuple[Tensor, ...]
 
-# E2M1 magnitudes by code (OCP Microscaling Formats 1.0, 5.3.3), and what lies between them: a tie goes to the even code.
+# E2M1 magnitudes by code (OCP Microscaling Formats 1.0, 5.3.3).
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP8_LARGEST = 448.0
 
@@ -90,7 +91,7 @@ class MidRise:
 
 
 class LloydMax:
-    """The 2^b levels of least squared error for the unit Gaussian, times the root mean square (Max 1960; Lloyd 1982)."""
+    """The 2^b levels of least squared error for the unit Gaussian, times the root mean square (Max 1960)."""
 
     def fit(self, x: Tensor, bits: int) -> Parameters:
         return (x.double().square().mean(dim=-1, keepdim=True).sqrt().float(),)
@@ -137,12 +138,12 @@ def gaussian_levels(bits: int) -> np.ndarray:
     for _ in range(100):
         edges = np.concatenate(([0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]))
         density = np.exp(-0.5 * edges**2) / math.sqrt(2 * math.pi)
-        mass = np.array([_tail(low) - _tail(high) for low, high in zip(edges[:-1], edges[1:], strict=True)])
+        mass = np.array([_tail(low) - _tail(high) for low, high in pairwise(edges)])
         mean = (density[:-1] - density[1:]) / mass
         # How a cell's mean moves with its lower and upper edge; an edge moves by half of what each neighbour does.
-        lower = density[:-1] * (mean - edges[:-1]) / mass
-        upper = np.where(np.isfinite(edges[1:]), density[1:] * (np.where(np.isfinite(edges[1:]), edges[1:], 0) - mean) / mass, 0)
-        lower[0] = 0
+        last = np.where(np.isfinite(edges), edges, 0.0)[1:]
+        lower, upper = density[:-1] * (mean - edges[:-1]) / mass, density[1:] * (last - mean) / mass
+        lower[0] = upper[-1] = 0
         slope = np.diag(1 - lower / 2 - upper / 2) - np.diag(lower[1:] / 2, -1) - np.diag(upper[:-1] / 2, 1)
         step = np.linalg.solve(slope, levels - mean)
         levels = levels - step

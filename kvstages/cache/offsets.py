@@ -80,8 +80,8 @@ class Context:
 
 
 _NEEDS = (
-    ("mean", torch.float16, "the mean of the keys"),
-    ("bias", torch.float16, "the bias of the keys"),
+    ("mean", torch.float16, "the mean"),
+    ("bias", torch.float16, "the bias"),
     ("maximum", torch.float32, "the largest magnitude"),
 )
 NOTHING = Context()

@@ -14,8 +14,6 @@ from torch import Tensor
 from kvstages.cache.interventions import ReadBack, check_finite, check_precisions, method_of
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import MAX_CODES
-from kvstages.cache.quantizer import reconstruct
 from kvstages.cache.rounding import Rounding, storage_rounding
 from kvstages.cache.schemes import Method
 
@@ -53,25 +51,20 @@ class BlockCache:
         both = self.rounding(both, layer, 0)
         if layer not in self.read:
             self.read[layer] = ReadBack(self.grid.row(layer), layer, self.device, both.shape[3], self.contexts)
-        read = self.read[layer]
-        stored = read.moved(both)
-        rows = read.quantized_rows
-        if read.quantized and read.uniform:
-            stored = reconstruct(both, MAX_CODES[read.quantized[0]])
-        elif read.quantized:
-            quantized = reconstruct(both.index_select(1, rows), read.levels.index_select(0, rows))
-            stored = stored.index_copy(1, rows, quantized)
-        for group in read.groups:
-            back = group.codec.reconstruct(both.index_select(1, group.rows))
-            stored = stored.index_copy(1, group.rows, back)
+        stored = self.read[layer].reconstruct(both)
         heads, offers = keys.shape[1], self._offers(both.shape[2], layer)
-        if offers.pairs == TWO:
-            seen = torch.cat((stored, both), dim=2)
-            return seen[:, :heads], seen[:, heads:]
-        return tuple(
-            torch.cat([(stored if pair[side] else both)[:, side * heads : (side + 1) * heads] for pair in offers.pairs], 2)
-            for side in range(2)
+        parts = (
+            [stored, both]
+            if offers.pairs == TWO
+            else [
+                torch.cat(
+                    ((stored if keys_stored else both)[:, :heads], (stored if values_stored else both)[:, heads:]), 1
+                )
+                for keys_stored, values_stored in offers.pairs
+            ]
         )
+        seen = torch.cat(parts, dim=2)
+        return seen[:, :heads], seen[:, heads:]
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         """Mask bool [T, nT] of what the queries of a block see: the past as stored, oneself as one is.

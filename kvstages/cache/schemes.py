@@ -73,6 +73,18 @@ NAMED = {
 }
 
 
+# What the text of a precision looks like; ``precision`` says whether it is one.
+_OPTION = rf"(?:[kv]\.)?(?:{'|'.join(_WORDS.values())})"
+PRECISION = "(?:{})".format(
+    "|".join(
+        (
+            *(name.replace("{}", r"\d") for name in NAMED),
+            rf"(?:(?:int|rise|lloyd|fp)\d|q\d_[01]|int\d_per_token_head)(?:-{_OPTION}(?:\+{_OPTION})*)?",
+        )
+    )
+)
+
+
 @dataclass(frozen=True)
 class Method:
     """What is done to one side. The default is the published quantizer.
@@ -83,8 +95,8 @@ class Method:
     ``offset``: subtracted before and added back after, mean (of the calibration's keys) or bias (of the model's key
     projection); "" for none. ``rotation``: hadamard, hadamardN (blocks of N along D), randomized, or "".
     ``search``: mse (a multiplier of the scale is searched for the least squared error), or "".
-    ``stored``: how a scale is stored. ``share``: what has one scale: token, groupN (N along D), channelN (a channel of N
-    tokens; they stay exact until the group is full), tensor (static, from the calibration).
+    ``stored``: how a scale is stored. ``share``: what has one scale: token, groupN (N along D), channelN (a channel of
+    N tokens; they stay exact until the group is full), tensor (static, from the calibration).
     ``zero``: a zero point. ``first``, ``recent``: that many first and last tokens stay exact.
     """
 
@@ -187,7 +199,7 @@ def precision(text: str) -> Precision:
 
 
 def stored_bytes(name: Precision, side: str, head_dim: int, tokens: int) -> Bytes:
-    """Bytes of a cache of ``tokens`` tokens as the next step finds it, by formula; one head's keys (k) or values (v)."""
+    """Bytes of one head's keys (k) or values (v) in a cache of ``tokens`` tokens, as the next step finds it."""
     method = name.method(side)
     quantized = method.stored_tokens(tokens)
     per_token, per_group = 0, 0

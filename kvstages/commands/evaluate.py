@@ -15,6 +15,7 @@ from kvstages.commands import options
 @options.window
 @click.option("--policy", type=options.INPUT, required=True, help="Policy, from the stage allocate.")
 @click.option("--reference", type=options.INPUT, required=True, help="Logits, from the stage reference.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the figures to.")
 @click.option("--positions", type=options.OUTPUT, required=True, help="CSV file to write each position's metrics to.")
@@ -24,6 +25,7 @@ def command(
     window: str,
     policy: Path,
     reference: Path,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -44,6 +46,7 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.files.atomic import write_json, write_table
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.evaluation import evaluate, read_reference
     from kvstages.measure.setting import Setting, prepare
     from kvstages.models.checkpoints import load_model
@@ -54,7 +57,7 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = load_model(model, setting.dtype, place).pack()
+    decoder = calibrated(load_model(model, setting.dtype, place).pack(), calibration)
     chosen = read_policy(policy, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress(f"evaluate, {policy}") as report:

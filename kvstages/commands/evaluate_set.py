@@ -23,6 +23,7 @@ from kvstages.commands import options
 @click.option(
     "--reference", type=options.INPUT, required=True, help="Logits to compare with, from the stage reference."
 )
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
@@ -31,6 +32,7 @@ def command(
     window: str,
     policies: tuple[Path, ...],
     reference: Path,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -47,6 +49,7 @@ def command(
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
     """
     from kvstages.files.atomic import write_table
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.evaluation import read_reference
     from kvstages.measure.policy_set import measure
     from kvstages.measure.setting import Setting, prepare
@@ -58,7 +61,7 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = load_model(model, setting.dtype, place).pack()
+    decoder = calibrated(load_model(model, setting.dtype, place).pack(), calibration)
     chosen = read_policies(policies, decoder.config)
     tokens = load_window(windows, window, decoder.config).to(place)
     with options.progress("measure") as report:

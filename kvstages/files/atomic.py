@@ -12,11 +12,13 @@ import errno
 import glob
 import io
 import json
+import math
 import numbers
 import os
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,3 +151,36 @@ def write_tensors(
             save_file(plain, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path}: cannot be written ({error})") from error
+
+
+@contextmanager
+def tensor_stream(
+    path: Path, layout: Mapping[str, Sequence[int]], record: Mapping[str, Any]
+) -> Iterator[Callable[[Tensor], None]]:
+    """Write BF16 tensors as safetensors one after the other, so that they need not be in memory together.
+
+    ``layout``: names and shapes, in the order in which the tensors are then appended. The file is the one that
+    ``write_tensors`` would write of them in that order. ValueError where one of another shape is appended, or too few.
+    """
+    import torch
+
+    header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record, sort_keys=True)}}
+    end = 0
+    for name, shape in layout.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    waiting = list(layout.items())
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+
+        def append(tensor: Tensor) -> None:
+            name, shape = waiting.pop(0)
+            if tuple(tensor.shape) != tuple(shape):
+                raise ValueError(f"{path}: {name} of shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+            file.write(tensor.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data)
+
+        yield append
+        if waiting:
+            raise ValueError(f"{path}: {waiting[0][0]} was not written")

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvstages.cache.packed import measured_bytes
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.read import read_tensors
-from kvstages.measure.execution import window_logits
+from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
 from kvstages.measure.setting import Setting
 from kvstages.models.gpt2_nano import GPT
@@ -80,21 +80,21 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
     """
     grid = PrecisionGrid.of_record(policy["precisions"])
     config = model.config
-    payload, scales = measured_bytes(grid, config.head_dim, tokens)
-    if (payload, scales) != policy_bytes(grid, config.head_dim, tokens):
+    size = measured_bytes(grid, config.head_dim, tokens, model.contexts)
+    if size != policy_bytes(grid, config.head_dim, tokens):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes(PrecisionGrid.uniform(config.num_layers, config.num_heads, "bf16"), config.head_dim, tokens)[0]
+    dense = policy_bytes(dense_grid(model), config.head_dim, tokens).payload
     quantized = sum(precision != "bf16" for precision in grid.flat())
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
         "average_payload_bits": policy["average_payload_bits"],
         "tokens_per_cache": tokens,
-        "payload_bytes": payload,
-        "scale_bytes": scales,
-        "total_bytes": payload + scales,
+        "payload_bytes": size.payload,
+        "scale_bytes": size.scales + size.once,
+        "total_bytes": sum(size),
         "bf16_bytes": dense,
-        "compression": dense / (payload + scales),
+        "compression": dense / sum(size),
         "reconstruction_bytes": quantized * tokens * config.head_dim * torch.bfloat16.itemsize,
     }
 

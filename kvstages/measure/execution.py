@@ -69,9 +69,10 @@ def window_logits(
     for start in range(0, blocks, step):
         part = tokens[start : start + step]
         if setting.execution == "one-pass":
-            logits = model(part, BlockCache(grid, tokens.device))
+            logits = model(part, BlockCache(grid, tokens.device, contexts=model.contexts))
         else:
-            cache = PackedCache(grid, len(part), model.config.head_dim, setting.dtype, length, device=tokens.device)
+            width, contexts = model.config.head_dim, model.contexts
+            cache = PackedCache(grid, len(part), width, setting.dtype, length, device=tokens.device, contexts=contexts)
             logits = torch.empty(*part.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
             for position in range(length):
                 logits[:, position] = model(part[:, position : position + 1], cache)[:, 0]

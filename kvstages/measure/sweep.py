@@ -21,12 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvstages.cache.interventions import CONTROLS
+from kvstages.cache.interventions import read_back
+from kvstages.cache.offsets import Contexts
 from kvstages.cache.one_pass import BlockCache, DenseBlockCache
 from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import MAX_CODES
-from kvstages.cache.quantizer import neighbour, reconstruct
 from kvstages.cache.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
 from kvstages.measure.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid, window_logits
 from kvstages.measure.metrics import divergence, exponential_sum
@@ -96,7 +95,7 @@ def sweep_layer(
         last = None if shares else layer + 1
         model.run_layers(below, DenseBlockCache(part.device, recorded), first=layer, last=last)
         for trial in trials:
-            error[trial][:, rows] = reconstruction_error(recorded.stored, *trial).cpu()
+            error[trial][:, rows] = reconstruction_error(recorded.stored, *trial, layer, model.contexts).cpu()
         rounding = storage_rounding
         if shares:
             rounding = SharedRounding(recorded.errors, same=layer if base is None else -1)
@@ -110,16 +109,14 @@ def sweep_layer(
     return LayerSweep(kl, base_kl, error)
 
 
-def read_back(x: Tensor, precision: str) -> Tensor:
-    """Stored values x [..., D] as a cache of this precision (or null intervention) gives them back, in x's dtype."""
-    if precision in CONTROLS:
-        return neighbour(x, x.dtype if precision == "compute-step" else STORAGE)
-    return reconstruct(x, MAX_CODES[precision]) if precision in MAX_CODES else x
+def reconstruction_error(both: Tensor, part: str, name: str, layer: int, contexts: Contexts | None = None) -> Tensor:
+    """Relative squared error of a precision (or control) on stored keys and values [B, 2H, T, D]: FP64 [H, B]."""
+    return relative_error(read_back(both, name, layer, contexts) - both, both, part)
 
 
-def reconstruction_error(both: Tensor, part: str, precision: str) -> Tensor:
+def relative_error(error: Tensor, both: Tensor, part: str) -> Tensor:
     """Σ ‖x̂ − x‖² / Σ ‖x‖² over each block's positions, keys and values [B, 2H, T, D] apart, and added: FP64 [H, B]."""
-    wrong = (read_back(both, precision).double() - both.double()).square().sum(dim=(2, 3))
+    wrong = error.double().square().sum(dim=(2, 3))
     size = both.double().square().sum(dim=(2, 3))
     relative = torch.where(size > 0, wrong / size, 0.0).T
     keys, values = relative.chunk(2)
@@ -204,13 +201,13 @@ def _one_pass_logits(
     """
     device = tokens.device
     # Around the intervened layer an unquantized base needs no past apart from the present, only causal attention.
-    around = DenseBlockCache(device, rounding) if base is None else BlockCache(base, device, rounding)
+    around = DenseBlockCache(device, rounding) if base is None else BlockCache(base, device, rounding, model.contexts)
     if base is not None:
         below = model.run_layers(model.embed(tokens), around, last=layer)
     block = model.blocks[layer]
     projections = block.projections(below)
     outputs = {
-        trial: attend_through(BlockCache(grid, device, rounding), *projections, layer)
+        trial: attend_through(BlockCache(grid, device, rounding, model.contexts), *projections, layer)
         for trial, grid in _layer_grids(base or dense_grid(model), layer, groups).items()
     }
     for group in groups:
@@ -241,7 +238,9 @@ def _token_by_token_logits(
 
     def cache(grid: PrecisionGrid, rows: int) -> PackedCache:
         width = model.config.head_dim
-        return PackedCache(grid, rows, width, setting.dtype, length, True, tokens.device, rounding, storage)
+        return PackedCache(
+            grid, rows, width, setting.dtype, length, True, tokens.device, rounding, storage, model.contexts
+        )
 
     caches = {trial: cache(grid, blocks) for trial, grid in _layer_grids(base, layer, groups).items()}
     block = model.blocks[layer]

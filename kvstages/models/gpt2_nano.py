@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvstages.cache.offsets import Context, Contexts
 from kvstages.models.config import GPTConfig
 
 CACHE_LINE = 64
@@ -144,6 +145,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The decoder; parameter names are those of the published checkpoint."""
 
+    calibrated: Contexts | None = None
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
@@ -169,6 +172,21 @@ class GPT(nn.Module):
                 if isinstance(module, Linear):
                     module.pack()
         return self
+
+    @property
+    def contexts(self) -> Contexts:
+        """What schemes may need to know of the layers' keys and values: what was calibrated, or else the biases."""
+        if self.calibrated is not None:
+            return self.calibrated
+        return {(layer, "k"): Context(bias=self.key_bias(layer)) for layer in range(self.config.num_layers)}
+
+    def key_bias(self, layer: int) -> Tensor:
+        """The bias of a layer's keys [H, D]."""
+        return self.blocks[layer].K.bias.detach().unflatten(0, (self.config.num_heads, -1))
+
+    def rotary(self, layer: int) -> None:
+        """The rotary embedding of a layer's keys: positions are added to the embeddings instead."""
+        return None
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS, bytes_per_token
+from kvstages.cache.precisions import bits_of, stored_bytes
+from kvstages.cache.schemes import SIDES, Bytes
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
 from kvstages.policies.sampling import draw_assignments
@@ -134,15 +135,16 @@ def draw(table: ScoreTable, limit: int, count: int, seed: int) -> np.ndarray:
     return draw_assignments(table.sizes, limit - max(granularity(table), 1), limit, count, seed)
 
 
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> tuple[int, int]:
-    """Payload and scale bytes of a policy, by formula (STUDY.md, "The quantizer")."""
-    pairs = [bytes_per_token(precision, head_dim) for precision in grid.flat()]
-    return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> Bytes:
+    """Bytes of a policy's cache of one sequence of ``tokens``, by formula (docs/schemes.md, "Bytes")."""
+    sides = zip(SIDES, (grid.keys, grid.values), strict=True)
+    parts = [stored_bytes(name, side, head_dim, tokens) for side, rows in sides for row in rows for name in row]
+    return Bytes(*map(sum, zip(*parts, strict=True)))
 
 
 def average_payload_bits(grid: PrecisionGrid) -> float:
     """Mean bits a stored element over all keys and values, scales aside."""
-    bits = [BITS[precision] for precision in grid.flat()]
+    bits = [bits_of(precision) for precision in grid.flat()]
     return sum(bits) / len(bits)
 
 

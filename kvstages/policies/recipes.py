@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvstages.cache.precision_grid import UNITS, PrecisionGrid
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import by_size
 from kvstages.policies.allocators import ALLOCATORS, draw, granularity
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
@@ -153,7 +153,7 @@ def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
         precision: Recipe("uniform", "uniform", recipe.table).record(
             precision, [precision] * len(recipe.table.units), None
         )
-        for precision in BITS
+        for precision in by_size(["bf16", *(name for recipe in recipes for name in recipe.table.precisions)])
         for recipe in reversed(recipes)
         if precision in ("bf16", *recipe.table.precisions)
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import check
 from kvstages.files.read import read_json
 
 if TYPE_CHECKING:
@@ -39,10 +39,13 @@ def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
     for side, rows in grid.as_record().items():
         for layer, row in enumerate(rows):
             for head, precision in enumerate(row):
-                if not isinstance(precision, str) or precision not in BITS:
+                try:
+                    check(precision)
+                except (ValueError, TypeError):
                     raise ValueError(
-                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
-                    )
+                        f"layer {layer}, head {head}, {side}: {precision!r}, expected a precision such as bf16, int8 "
+                        "or centred4"
+                    ) from None
     return grid
 
 

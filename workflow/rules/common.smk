@@ -9,7 +9,7 @@ import json
 from kvstages.provenance.code import stage_digest
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.policies.names import layer_name, policy_name, split_policy
-from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.precisions import by_size
 from kvstages.scores.columns import BF16_STEP, FLOOR
 
 # Name of the source of scores from gradients.
@@ -131,7 +131,7 @@ def trial_arguments(wildcards):
     if "comparison" in study:
         parts = PARTS if wildcards.dtype == study["compute_dtype"] else UNITS["head"]
         precisions |= {"int8", "int4", *study["comparison"]["precisions"]}
-    tried = [precision for precision in QUANTIZED if precision in precisions]
+    tried = by_size(precisions)
     return [
         *(word for part in parts for word in ("--part", part)),
         *(word for precision in [*tried, FLOOR, BF16_STEP] for word in ("--precision", precision)),
