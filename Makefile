@@ -16,6 +16,8 @@ TORCH ?=
 VENV := .venv
 INSTALLED := $(VENV)/installed
 export STUDY
+# A pip.conf with user = true would have packages outside the environment, which pip refuses.
+export PIP_USER := 0
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: study report test faults fuzz env lock image proof-image proof-slurm benchmark clean-study
@@ -44,7 +46,7 @@ env: $(INSTALLED)
 
 # The stamp is newer than the pins once everything is installed, so pip runs only when they change.
 $(INSTALLED): envs/install.sh $(wildcard envs/lock/*.txt) pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed, $(PYTHON) is %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	sh envs/install.sh $(VENV)/bin/python $(TORCH)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

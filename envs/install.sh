@@ -7,6 +7,8 @@ set -eu
 python=$1
 variant=${2:-any}
 lock=$(dirname "$0")/lock
+# Into this environment, whatever pip.conf says: user = true would be refused there.
+export PIP_USER=0
 
 install() {
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \

@@ -34,6 +34,7 @@ def out_of_memory(error: Exception) -> bool:
 def one_line(error: Exception) -> str:
     """What an error says, in one line that a screen can hold: a wrong file may have put anything into it."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 

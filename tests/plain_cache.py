@@ -1,4 +1,4 @@
-"""A KV cache written plainly, for tests: one Python list a head, one token at a time, straight from STUDY.md."""
+"""A KV cache written plainly, for tests: one Python list a head, one token at a time (docs/method.md, "Cache rule")."""
 
 from __future__ import annotations
 

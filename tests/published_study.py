@@ -213,7 +213,7 @@ def _made_up_figures(mean_kl: float) -> dict[str, float]:
 
 
 def _greedy_steps(scores: dict, budget: float) -> pd.DataFrame:
-    """steps.csv of the greedy allocator (STUDY.md, "Sensitivity and allocation"), written as plainly as possible."""
+    """steps.csv of the greedy allocator (docs/method.md, "Allocation"), written as plainly as possible."""
     layers, heads = scores["int8"].shape
     cells = [(layer, head) for layer in range(layers) for head in range(heads)]
     state, proxy = dict.fromkeys(cells, "bf16"), 0.0

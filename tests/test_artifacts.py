@@ -4,13 +4,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
 from hub import hub
+from huggingface_hub import close_session
 
 from kvstages.cli import main
-from kvstages.study.artifacts import check_artifact, within
+from kvstages.study.artifacts import check_artifact
+from kvstages.study.hub import within
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40
@@ -19,13 +22,10 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 REPOSITORIES = {"ada/nano": {COMMIT: {"checkpoints/final.pt": BODY}, OTHER: {}}}
 
 
-COMMAND = "import kvstages.cli as c; c.main()"
-
-
 def fetch_from_hub(
-    endpoint: str, folder: Path, *changes: str, program: str = COMMAND, **environment: str
-) -> subprocess.CompletedProcess:
-    """The command in a process of its own: huggingface_hub reads the environment when it is imported."""
+    endpoint: str, folder: Path, *changes: str, patience: float = 10.0, alone: bool = False, **environment: str
+) -> tuple[int, str]:
+    """Exit status and output of the command; ``alone`` in a process of its own."""
     options = {
         "--location": "ada/nano",
         "--revision": COMMIT,
@@ -34,22 +34,24 @@ def fetch_from_hub(
         "--output": str(folder / "final.pt"),
         **dict(zip(changes[::2], changes[1::2], strict=True)),
     }
-    arguments = [part for option in options.items() for part in option]
+    words = ["fetch", "--source", "hub", *(part for option in options.items() for part in option)]
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "NO_PROXY": "127.0.0.1", **environment}
-    return subprocess.run(
-        [sys.executable, "-c", program, "fetch", "--source", "hub", *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    if alone:
+        program = f"import kvstages.study.hub as h, kvstages.cli as c; h.PATIENCE_SECONDS = {patience}; c.main()"
+        command = [sys.executable, "-c", program, *words]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+    close_session()  # it has read the proxies once
+    with patch.dict(os.environ, variables), patch("kvstages.study.hub.PATIENCE_SECONDS", patience):
+        result = CliRunner().invoke(main, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
 
 
-def one_line(result: subprocess.CompletedProcess) -> str:
-    assert result.returncode == 1
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
+def one_line(result: tuple[int, str]) -> str:
+    status, output = result
+    assert status == 1
+    lines = output.splitlines()
     assert len(lines) == 1
     return lines[0]
 
@@ -81,7 +83,7 @@ def folder(tmp_path, monkeypatch):
 def test_hub_success_writes_the_file_and_nothing_else(tmp_path):
     with hub(REPOSITORIES) as endpoint:
         result = fetch_from_hub(endpoint, tmp_path)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result == (0, "")
     assert (tmp_path / "final.pt").read_bytes() == BODY
     assert left_in(tmp_path) == ["final.pt"]
     assert not list((tmp_path / "home").rglob("final.pt")), "the user's cache is not used"
@@ -107,14 +109,13 @@ def test_hub_that_fails_with_server_errors(tmp_path):
 
 
 def test_hub_offline_by_environment(tmp_path):
-    message = one_line(fetch_from_hub("http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1"))
+    message = one_line(fetch_from_hub("http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1", alone=True))
     assert "HF_HUB_OFFLINE is set" in message
 
 
 def test_hub_that_never_answers_is_given_up(tmp_path):
-    program = "import kvstages.study.artifacts as a, kvstages.cli as c; a.PATIENCE_SECONDS = 0.1; c.main()"
     with hub(REPOSITORIES, delay=1.0) as endpoint:
-        message = one_line(fetch_from_hub(endpoint, tmp_path, program=program))
+        message = one_line(fetch_from_hub(endpoint, tmp_path, patience=0.1, alone=True))
     assert "is not available" in message
     assert "no answer within 0.1 seconds" in message
     assert left_in(tmp_path) == []
@@ -123,7 +124,7 @@ def test_hub_that_never_answers_is_given_up(tmp_path):
 def test_hub_that_answers_with_another_revision(tmp_path):
     with hub(REPOSITORIES, answered_commit=OTHER) as endpoint:
         message = one_line(fetch_from_hub(endpoint, tmp_path))
-    assert f"answered with revision {OTHER} of ada/nano, asked was {COMMIT}" in message
+    assert f"answered with revision '{OTHER}' of ada/nano, asked was {COMMIT}" in message
     assert left_in(tmp_path) == []
 
 
@@ -134,7 +135,7 @@ def test_wrong_bytes_of_the_right_length_are_caught_and_the_next_run_repairs(tmp
     assert f"ada/nano at revision {COMMIT}: checkpoints/final.pt: sha256 is {found}, expected {SHA256}" in message
     assert left_in(tmp_path) == []
     with hub(REPOSITORIES) as endpoint:
-        assert fetch_from_hub(endpoint, tmp_path).returncode == 0
+        assert fetch_from_hub(endpoint, tmp_path)[0] == 0
     assert (tmp_path / "final.pt").read_bytes() == BODY
 
 
@@ -144,8 +145,123 @@ def test_a_download_that_is_cut_off_leaves_nothing_and_the_next_run_repairs(tmp_
     assert f"is not available for ada/nano at revision {COMMIT}" in message
     assert left_in(tmp_path) == []
     with hub(REPOSITORIES) as endpoint:
-        assert fetch_from_hub(endpoint, tmp_path).returncode == 0
+        assert fetch_from_hub(endpoint, tmp_path)[0] == 0
     assert (tmp_path / "final.pt").read_bytes() == BODY
+
+
+def test_a_dropped_connection_goes_on_where_it_ended(tmp_path):
+    seen = []
+    with hub(REPOSITORIES, cut=0.5, drops=3, seen=seen) as endpoint:
+        result = fetch_from_hub(endpoint, tmp_path)
+    assert result == (0, "")
+    assert (tmp_path / "final.pt").read_bytes() == BODY
+    assert [headers.get("Range") for headers in seen][2:] == ["bytes=20000-", "bytes=30000-", "bytes=35000-"]
+
+
+def test_a_hub_that_stalls_in_mid_body_is_given_up(tmp_path):
+    with hub(REPOSITORIES, cut=0.5, stall=30) as endpoint:
+        message = one_line(fetch_from_hub(endpoint, tmp_path, patience=0.5))
+    assert "(stalled after 20000 bytes)" in message
+    assert left_in(tmp_path) == []
+
+
+CLIMB = "../../../../victim.txt"
+LIES = {
+    "etag": {"ETag": f'"{CLIMB}"', "X-Linked-Etag": f'"{CLIMB}"'},
+    "etag of the whole path": {"ETag": '"VICTIM"', "X-Linked-Etag": '"VICTIM"'},
+    "commit": {"X-Repo-Commit": CLIMB},
+    "name": {"Content-Disposition": f'attachment; filename="{CLIMB}"'},
+    "place": {"Content-Location": "file://VICTIM", "X-Linked-Path": "VICTIM"},
+    "xet": {"X-Xet-Hash": CLIMB, "X-Xet-Refresh-Route": "file://VICTIM", "X-Xet-Cas-Url": "file://VICTIM"},
+    "longer": {"Content-Length": "1000000", "X-Linked-Size": "1000000"},
+    "shorter": {"Content-Length": "10"},
+    "negative length": {"X-Linked-Size": "-5"},
+    "more than a disk": {"X-Linked-Size": str(1 << 60)},
+    "no length": {"Content-Length": "many"},
+    "encoding": {"Content-Encoding": "gzip"},
+    "warning": {"X-HF-Warning": "a; \x1b[2Jcleared"},
+}
+
+# What huggingface_hub would make a path of, and this project does not look at.
+HARMLESS = {"etag", "etag of the whole path", "name", "place", "warning"}
+
+
+@pytest.mark.parametrize("status", [200, 302, 307])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_hub_that_lies_reaches_no_other_file(tmp_path, lie, status):
+    victim, folder = tmp_path / "victim.txt", tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    for place in (folder, *folder.parents[:3]):
+        (place / "victim.txt").write_text("mine")
+    headers = {name: value.replace("VICTIM", str(victim)) for name, value in LIES[lie].items()}
+    if status != 200:
+        headers["Location"] = f"file://{victim}"
+    before = everything(tmp_path)
+    with hub(REPOSITORIES, lies=headers, status=None if status == 200 else status) as endpoint:
+        result = fetch_from_hub(endpoint, folder, patience=1)
+    written = {folder / "final.pt": BODY} if result == (0, "") else {}
+    assert everything(tmp_path) == before | written
+    assert written or one_line(result).isprintable()
+    assert written or status != 200 or lie not in HARMLESS
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_redirect_takes_no_token_elsewhere_and_the_checksum_decides(tmp_path):
+    here, elsewhere = [], []
+    with hub(REPOSITORIES, seen=elsewhere) as other:
+        target = f"{other}/ada/nano/resolve/{COMMIT}/checkpoints/final.pt"
+        lies = {"Location": target, "X-Linked-Size": str(len(BODY)), "X-Repo-Commit": COMMIT}
+        with hub(REPOSITORIES, status=302, lies=lies, seen=here) as endpoint:
+            result = fetch_from_hub(endpoint, tmp_path, HF_TOKEN="hf_secret")
+    assert result == (0, "")
+    assert {headers["Authorization"] for headers in here} == {"Bearer hf_secret"}
+    assert elsewhere and not any("Authorization" in headers for headers in elsewhere)
+
+
+USER, PASSWORD, TOKEN = "grace", "pa55word", "hf_t0ken"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HF_ENDPOINT": f"http://{USER}:{PASSWORD}@HOST"},
+        {"HF_ENDPOINT": f"http://{USER}:{PASSWORD}@nowhere.invalid"},
+        {"HF_ENDPOINT": f"http://{USER}:{PASSWORD}/x@HOST"},
+        {"HF_ENDPOINT": f"http://{USER}:{PASSWORD}@HOST?token={TOKEN}"},
+        {"HF_ENDPOINT": f"{USER}:{PASSWORD}@HOST"},
+        {"HF_ENDPOINT": f"http://{USER}:p%20{PASSWORD}@HOST:99999"},
+        {"http_proxy": f"http://{USER}:{PASSWORD}@127.0.0.1:9", "NO_PROXY": ""},
+        {"http_proxy": f"http://{USER}:{PASSWORD}/x@127.0.0.1:9", "NO_PROXY": ""},
+        {"ALL_PROXY": f"socks9://{USER}:{PASSWORD}@127.0.0.1:9", "NO_PROXY": ""},
+        {"HF_TOKEN": f"{TOKEN}\u00e4"},
+        {"HF_TOKEN": f"{TOKEN}\r\nX: y"},
+        {"HF_TOKEN": TOKEN, "HF_DEBUG": "1"},
+    ],
+)
+def test_no_credentials_in_any_message(tmp_path, environment):
+    with hub(REPOSITORIES, status=503) as endpoint:
+        host = endpoint.removeprefix("http://")
+        variables = {name: value.replace("HOST", host) for name, value in environment.items()}
+        message = one_line(fetch_from_hub(variables.pop("HF_ENDPOINT", endpoint), tmp_path, **variables))
+    assert "HF_ENDPOINT" in message or "hub http://" in message
+    assert not any(secret in message for secret in (USER, PASSWORD, TOKEN))
+
+
+def test_a_hub_that_wants_a_password_gets_it(tmp_path):
+    seen = []
+    with hub(REPOSITORIES, seen=seen) as endpoint:
+        address = endpoint.replace("http://", f"http://{USER}:{PASSWORD}@")
+        assert fetch_from_hub(address, tmp_path)[0] == 0
+    assert all(headers["Authorization"].startswith("Basic ") for headers in seen)
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+def test_certificates_that_are_not_there_are_named(tmp_path, variable):
+    message = one_line(fetch_from_hub("https://127.0.0.1:9", tmp_path, **{variable: "/nowhere/ca"}))
+    assert f"{variable} is '/nowhere/ca', which is not there; correct or unset this variable" in message
 
 
 @pytest.mark.parametrize(
@@ -210,6 +326,13 @@ def test_refused_folder_requests(folder, changes, expected):
     assert len(result.output.splitlines()) == 1
     assert expected in result.output
     assert not (folder / "out" / "final.pt").exists()
+
+
+def test_a_pointer_in_place_of_a_file_is_named(folder):
+    (folder / "bundle" / "final.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    result = fetch_locally("--location", "bundle")
+    assert result.exit_code == 1
+    assert "sha256 of a pointer of Git LFS (run `git lfs pull` there) is " in result.output
 
 
 def test_unknown_source():

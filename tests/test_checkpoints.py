@@ -165,8 +165,8 @@ def test_missing_file_and_other_ending(tmp_path):
     ("content", "expected"),
     [
         ([1], "holds list, expected config and model_state_dict"),
-        ({"config": {}}, "lacks model_state_dict; expected config and model_state_dict"),
-        ({"step": 1}, "lacks config and model_state_dict; expected config and model_state_dict"),
+        ({"config": {}}, "lacks model_state_dict; expected config and model_state_dict, found config"),
+        ({"step": 1}, "lacks config and model_state_dict; expected config and model_state_dict, found step"),
         ({"config": {}, "model_state_dict": 3}, "model_state_dict is int, expected tensors by name"),
         ({"config": [], "model_state_dict": {}}, "config is list, expected a mapping of the model's shape"),
     ],
@@ -200,13 +200,23 @@ def test_config_lacks_keys(tmp_path, state):
     ("change", "expected"),
     [
         ({"lm_head.bias": None}, "missing tensors: lm_head.bias"),
-        ({"pos_embedding": None}, "missing tensors: pos_embedding"),
+        ({"lm_head.bias": None, "head.b": torch.ones(11)}, "missing tensors: lm_head.bias; found instead: head.b"),
         ({"ln_f.weight": torch.ones(12)}, "tensors that the model does not have: ln_f.weight"),
         ({"blocks.2.causal_mask": torch.ones(8, 8)}, "tensors that the model does not have: blocks.2.causal_mask"),
         ({"blocks.1.K.weight": torch.ones(12, 6)}, "blocks.1.K.weight has shape [12, 6], expected [12, 12]"),
         ({"pos_embedding": torch.ones(8, 12)}, "pos_embedding has shape [8, 12], expected [1, 8, 12]"),
         ({"lm_head.bias": torch.ones(11, dtype=torch.int64)}, "lm_head.bias is int64, expected floating point"),
         ({"lm_head.bias": [0.0] * 11}, "lm_head.bias is list, expected a tensor"),
+        ({"lm_head.bias": torch.ones(11).to_sparse()}, "lm_head.bias is stored as sparse_coo, expected a dense tensor"),
+        (
+            {"lm_head.bias": torch.ones(11, device="meta")},
+            "lm_head.bias has a shape and no numbers (device meta): save the model with its weights loaded",
+        ),
+        (
+            {"module.lm_head.bias": torch.ones(11)},
+            "lm_head.bias and module.lm_head.bias are both lm_head.bias once prefixes are taken off",
+        ),
+        ({"lm_head.bias": torch.ones(11).to(torch.complex64)}, "lm_head.bias is complex64, expected floating point"),
         ({"lm_head.bias": torch.full((11,), float("nan"))}, "lm_head.bias holds NaN or infinity"),
         ({"lm_head.bias": torch.full((11,), 1e300, dtype=torch.float64)}, "lm_head.bias holds NaN or infinity"),
     ],
@@ -223,13 +233,68 @@ def test_wrong_tensors(tmp_path, state, change, expected):
 
 def test_many_missing_tensors_are_counted(tmp_path):
     message = convert(tmp_path, published_form({}))
-    assert message == "missing tensors: pos_embedding, input_embedding.weight, blocks.0.attn_norm.weight and 29 more"
+    assert message == (
+        "missing tensors: input_embedding.weight, blocks.0.attn_norm.weight, blocks.0.attn_norm.bias and 28 more"
+    )
+
+
+def test_tied_tensors_convert_to_tensors_of_their_own(tmp_path, state):
+    """The output layer with the embedding, one bias for three projections, and parts of one tensor."""
+    state["lm_head.weight"] = state["input_embedding.weight"]
+    state["blocks.0.V.bias"] = state["blocks.0.Q.bias"] = state["blocks.0.K.bias"]
+    both = torch.randn(2 * CONFIG.embedding_dim)
+    state["blocks.1.Q.bias"], state["blocks.1.V.bias"] = both.chunk(2)
+    tensors, _ = read_tensors(convert(tmp_path, published_form(state)))
+    assert all(torch.equal(tensors[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.model."])
+def test_prefixes_of_wrappers_are_taken_off(tmp_path, state, prefix):
+    content = published_form(state)
+    content["model_state_dict"] = {prefix + name: tensor for name, tensor in content["model_state_dict"].items()}
+    tensors, _ = read_tensors(convert(tmp_path, content))
+    assert tensors.keys() == state.keys() and all(torch.equal(tensors[name], state[name]) for name in state)
+
+
+def test_layers_that_were_compiled_one_by_one(tmp_path, state):
+    content = published_form({name.replace("blocks.1.", "blocks.1._orig_mod."): state[name] for name in state})
+    assert read_tensors(convert(tmp_path, content))[0].keys() == state.keys()
+
+
+def test_positions_are_a_formula_and_may_be_missing(tmp_path, state):
+    fewer = {name: tensor for name, tensor in state.items() if name != "pos_embedding"}
+    tensors, _ = read_tensors(convert(tmp_path, published_form(fewer)))
+    assert torch.equal(tensors["pos_embedding"], state["pos_embedding"])
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+INDEX = b'{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors", "c": "x-2.safetensors"}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("final.pt", POINTER, "a pointer of Git LFS, not the weights: run `git lfs pull` where it comes from"),
+        ("model.safetensors", POINTER, "a pointer of Git LFS, not the weights: run `git lfs pull`"),
+        ("model.safetensors.index.json", INDEX, "an index of weights in 2 files, not the weights: join these into one"),
+        ("pytorch_model.bin.index.json", b"[]", "an index of weights in several files, not the weights: join these"),
+        ("model-00001-of-00012.safetensors", b"", "one of 12 files with a part of the weights each: join these into"),
+        ("pytorch_model-2-of-2.pt", b"", "one of 2 files with a part of the weights each: join these into one file"),
+        ("model-00001-of-00001.safetensors", b"", "not a safetensors file"),
+    ],
+)
+def test_what_stands_for_weights_says_what_to_do(tmp_path, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    words = ["convert", "--checkpoint", str(tmp_path / name), "--output", str(tmp_path / "out.safetensors")]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1 and result.output.count("\n") == 1
+    assert result.output.startswith(f"Error: {tmp_path / name}: {expected}")
 
 
 def test_the_shape_is_read_without_torch(tmp_path, state):
     save_model(tmp_path / "model.safetensors", CONFIG, state)
     program = (
-        "import sys; from pathlib import Path; from kvstages.model_config import read_config;"
+        "import sys; from pathlib import Path; from kvstages.models.config import read_config;"
         "print(read_config(Path(sys.argv[1])).num_heads, 'torch' in sys.modules, 'numpy' in sys.modules)"
     )
     arguments = [sys.executable, "-c", program, str(tmp_path / "model.safetensors")]

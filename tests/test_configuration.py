@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.study.configuration import check_shared, check_study, load_study, shown
 
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
 SHARED = {
@@ -170,6 +170,8 @@ def test_a_right_study_from_a_folder(study, source):
         ("budgets.2", None, "budgets[2]: nothing is not a number"),
         ("budgets.4", 0.10, "budgets[4]: 0.1 repeats budgets[2]"),
         ("budgets", [1, 0.5, 1.0], "budgets[2]: 1.0 repeats budgets[0]"),
+        ("budgets.0", 10**299, f"budgets[0]: {shown(10**299)} does not name a folder; expected a KL budget"),
+        ("title", "a\nb", "title: the text 'a\\nb' holds a control character or line end, expected one line of text"),
         ("budgets", [], "budgets: empty, expected at least one of budgets: nats of KL, or bytes such as 400000B"),
         ("budgets", 0.1, "budgets: 0.1, expected a list of budgets: nats of KL, or bytes such as 400000B"),
         # adaptation

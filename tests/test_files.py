@@ -95,6 +95,17 @@ def test_the_next_write_removes_what_a_kill_left(tmp_path):
         assert names(tmp_path) == [other.name, "file"]
 
 
+def test_a_second_writer_of_a_file_is_refused_and_the_first_one_finishes(tmp_path):
+    path = tmp_path / "file"
+    with atomic_path(path) as temporary:
+        temporary.write_text("first")
+        with pytest.raises(OSError, match=f"^{path}: another process is writing it; wait until that ends$"):
+            write_text(path, "second")
+    assert path.read_text() == "first"
+    write_text(path, "second")
+    assert path.read_text() == "second" and names(tmp_path) == ["file"]
+
+
 def test_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:

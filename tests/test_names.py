@@ -33,6 +33,14 @@ def test_allocators_and_budgets(allocator, text, budget):
     assert parse_policy(policy) == (allocator, budget)
 
 
+@pytest.mark.parametrize("text", ["0." + 300 * "1", f"{10**300}", f"{10**300}B"])
+def test_a_budget_that_no_folder_could_be_named_after(text):
+    with pytest.raises(ValueError, match="expected"):
+        split_policy(f"greedy-{text}")
+    with pytest.raises(ValueError, match=r"expected nats, such as 0\.01, or bytes"):
+        Budget.parse(text)
+
+
 def test_numbers_are_written_as_python_does():
     assert policy_name("greedy", 0.01) == "greedy-0.01" and policy_name("greedy", 1e-6) == "greedy-1e-06"
 

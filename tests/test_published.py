@@ -1,4 +1,4 @@
-"""The published figures, as read: against the numbers that STUDY.md states."""
+"""The published figures, as read: against the numbers that docs/method.md, "Published study", states."""
 
 import pytest
 from published_study import PUBLISHED

@@ -20,7 +20,7 @@ vectors = hnp.arrays(
 
 
 def by_hand(x: np.ndarray, levels: int) -> tuple[np.float16, list[int], list[float]]:
-    """STUDY.md, element by element, in FP32: round((x · m) / scale), then (q · scale) / m."""
+    """docs/method.md, "Quantizer", element by element, in FP32: round((x · m) / scale), then (q · scale) / m."""
     scale = np.float16(min(np.abs(x).max(), np.float32(65504)))
     wide = np.float32(scale)
     codes, values = [], []

@@ -68,10 +68,10 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     """Copies of a right study with one value that is wrong by itself."""
     values = {
         "layers": [0, "12", True, 10**9],
-        "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"]],
+        "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"], [f"{10**300}B"]],
         "precisions": [[], ["int8", "int8"], ["int8", "INT4"]],
         "execution": ["fast"],
-        "title": [" ", 3],
+        "title": [" ", 3, "two\nlines", "line end\n", "bell\a", "next\x85line", "para\u2029graph"],
         "block": [0, 10**30],
         "sensitivity": ["fisher", None],
         "probes": [0, 1.5],
@@ -100,6 +100,15 @@ def test_schema_and_checks_refuse_the_same_studies(name: str, study: dict[str, A
     with pytest.raises(ValueError, match=r"^config/studies/demo\.yaml: "):
         check_study("demo", study)
     assert list(jsonschema.Draft202012Validator(SCHEMAS["study"]).iter_errors(study)), name
+
+
+@pytest.mark.parametrize("image", ["", "docker://ada:secret@example.org/image", "https://token@example.org/x.sif"])
+def test_schema_and_checks_refuse_the_same_images(image: str) -> None:
+    with pytest.raises(ValueError, match=r"^config/config\.yaml: container: ") as caught:
+        check_shared(SHARED | {"container": image})
+    assert "secret" not in str(caught.value) and "token" not in str(caught.value)
+    assert list(jsonschema.Draft202012Validator(SCHEMAS["config"]).iter_errors(SHARED | {"container": image}))
+    check_shared(SHARED | {"container": "docker://localhost:5000/image@sha256:" + 64 * "0"})
 
 
 @pytest.mark.parametrize("key", [*SHARED, "unknown"])

@@ -1,7 +1,7 @@
 """Published figures of a study, read from its folder under this project's names.
 
 The folder ``kvstages/published/gpt2-nano`` holds the JSON files of the write-up that this project repeats (source:
-its README.md, STUDY.md "Source of the published figures"). No number is changed in reading.
+its README.md, docs/method.md, "Published study"). No number is changed in reading.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHIPPED = Path(__file__).parent / "published"
 _BITS = {16: "bf16", 8: "int8", 4: "int4"}
 _LABELS = {"uniform_int8": "int8", "uniform_int4": "int4", "all_bf16": "bf16"}
 _GREEDY = "greedy_kl_budget_"
-# The adapted models were measured with the mixed policy of the first budget (STUDY.md, "Adaptation with cache noise").
+# The adapted models were measured with the mixed policy of the first budget (docs/method.md, "Adaptation").
 _ADAPTED_POLICY = policy_name("greedy", "0.01")
 _METRICS = {
     "calibration_proxy_gap": "proxy_gap",

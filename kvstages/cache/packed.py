@@ -2,7 +2,7 @@
 
 Every head's keys and values have their own precision. Past positions stay packed (codes as a stream of bits, FP16
 scales; "bf16" as BF16); a step quantizes only its new positions and appends them, and its attention sees the
-reconstructed past and its own keys and values as they are (STUDY.md, "The cache"). Nothing is ever quantized twice.
+reconstructed past and its own keys and values as they are (docs/method.md, "Cache rule"). Nothing is ever quantized twice.
 Tensors of the published precisions are quantized in one go; those of other schemes have stores (see ``stores``).
 
 Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys first.
@@ -374,7 +374,7 @@ class PackedCache:
 def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, contexts: Contexts | None = None) -> Bytes:
     """Bytes of a real cache of one sequence of ``tokens``, as the next step finds it.
 
-    Counted from the cache's tensors (STUDY.md, "Measuring"), whatever dtype a study measures in. ``contexts``: of the
+    Counted from the cache's tensors (docs/method.md, "Bytes"), whatever dtype a study measures in. ``contexts``: of the
     model, where schemes need them; which values they hold is of no account.
     """
     cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, contexts=contexts)

@@ -1,6 +1,6 @@
 """The quantizer: choose a scale, quantize, dequantize, pack, unpack, and how many bytes that takes.
 
-Symmetric, one FP16 scale for each token and head, keys and values apart (STUDY.md, "The quantizer"). The order of
+Symmetric, one FP16 scale for each token and head, keys and values apart (docs/method.md, "Quantizer"). The order of
 operations is part of the definition: (x · m) / scale and (q · scale) / m, in FP32, with the *stored* scale both ways.
 Codes are packed as a little-endian stream of two's complement fields: one INT8, two INT4 or four INT2 values in a
 byte, four 6-bit values or eight INT3 values in three bytes, eight 5-bit values in five; what is left of a last byte is

@@ -3,7 +3,7 @@
 The model may compute in FP32; a cache stores BF16 (2 bytes an element). So keys and values are rounded to BF16 as
 they leave the model, and what is quantized, kept dense or attended to is that. In a sweep one small change in layer l
 would flip some of these roundings in every later layer, a whole BF16 step each: noise that counts the layers left to
-run, not the head (STUDY.md, "What is known to be weak", 1). ``SharedRounding`` therefore gives an intervention the
+run, not the head (docs/method.md, "Arithmetic and storage"). ``SharedRounding`` therefore gives an intervention the
 *reference's* rounding errors: the reference still holds BF16 exactly, and the only difference is the quantizer.
 
 Axes: keys and values together [B, 2H, T, D], the heads' keys first.

@@ -31,8 +31,8 @@ def command(source: str, location: str, revision: str | None, path: str, sha256:
     Writes OUTPUT, byte for byte the same file, only once its checksum matches.
 
     Refuses a revision that is not a commit, a path that leaves its location, a hub that answers with another commit
-    than asked, and wrong bytes. A hub that does not answer is given up within seconds. The hub's cache on this machine
-    is neither read nor written, so a bad download is not found again: run the command once more.
+    than asked, and wrong bytes. A hub that does not answer, or sends nothing for ten seconds, is given up. The hub's
+    cache on this machine is neither read nor written, so a bad download is not found again: run the command once more.
 
     \b
     Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,8 +70,17 @@ def legend_columns(labels: Iterable[str]) -> int:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """matplotlib's own defaults plus ``STYLE``, whatever the user's settings are; put back afterwards."""
-    import matplotlib
+    """matplotlib's own defaults plus ``STYLE``, whatever the user's settings are; put back afterwards.
+
+    The first import of matplotlib fails where a notebook has set MPLBACKEND to a backend that is not installed here;
+    figures that are only written need none.
+    """
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
 
-# Sums in double precision leave this much; the allocator treats it as 0, too (STUDY.md, "Sensitivity and allocation").
+# Sums in double precision leave this much; the allocator treats it as 0, too (docs/method.md, "Allocation").
 ROUND_OFF = 1e-12
 
 

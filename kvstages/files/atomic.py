@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import glob
 import io
 import json
@@ -38,25 +39,37 @@ PARTIAL = ".partial"
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed writers of ``path`` left beside it. One process writes a file at a time.
+    """Remove what killed writers of ``path`` left beside it; OSError where a writer still lives.
 
-    tempfile puts eight characters into a name, so those of ``path`` with another ending are not taken for its own.
+    A writer holds a lock on its temporary file, which the system takes from it when it ends. tempfile puts eight
+    characters into a name, so those of ``path`` with another ending are not taken for its own.
     """
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}{PARTIAL}"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
-        else:
+            continue
+        with suppress(FileNotFoundError), leftover.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError(f"{path}: another process is writing it; wait until that ends") from None
+            except OSError:  # a file system without locks
+                pass
             leftover.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; renamed to ``path`` when the block ends well, removed when it does not."""
+    """A temporary path to write to; renamed to ``path`` when the block ends well, removed when it does not.
+
+    OSError where another process writes ``path`` at the same time.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
-    os.close(handle)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     temporary = Path(name)
     try:
         yield temporary
@@ -75,6 +88,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+        os.close(handle)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is what Git LFS leaves in place of a large one that was not downloaded."""
+    with Path(path).open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+
+
 def read_json(path: Path) -> Any:
     """Read one JSON record; ValueError names a file that is not JSON."""
     ledger.note(path)

@@ -1,7 +1,8 @@
-"""Adaptation: a few steps of training with noise in the KV cache, against a frozen reference (STUDY.md, "Adaptation").
+"""Adaptation: a few steps of training with noise in the KV cache, against a frozen reference.
 
-Loss = cross entropy + β · KL(student ‖ reference). In training every key and value, the current token's too, gets
-uniform noise of half an INT4 step; evaluation has none. The control arm takes the same steps without noise.
+docs/method.md, "Adaptation". Loss = cross entropy + β · KL(student || reference). In training every key and value, the
+current token's too, gets uniform noise of half an INT4 step; evaluation has none. The control arm takes the same steps
+without noise.
 """
 
 from __future__ import annotations

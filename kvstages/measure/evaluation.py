@@ -1,4 +1,4 @@
-"""Joint evaluation: a whole policy at once, on a window, against the unquantized reference (STUDY.md, "Measuring")."""
+"""Joint evaluation of a whole policy on a window, against the unquantized reference (docs/method.md, "Measuring")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances between a policy's next-token distributions and the reference's (STUDY.md, "Measuring").
+"""Distances between a policy's next-token distributions and the reference's (docs/method.md, "Measuring").
 
 Exponentials and sums in FP64: in FP32 the scores of INT8 drown in rounding. Axes: B blocks, T tokens, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Single-unit interventions: one head of one layer, or its keys or values, at another precision (STUDY.md,
+"""Single-unit interventions: one head of one layer, or its keys or values, at another precision (docs/method.md,
 "Sensitivity").
 
 Every other tensor stays as in a base policy: all BF16 for a study's sensitivities, or a policy around which moves are

@@ -1,12 +1,14 @@
 """Checkpoints: read without running anything they hold, checked against the decoder, kept as safetensors.
 
-Formats and tensor names: STUDY.md, "Pinned artifacts".
+Formats and tensor names: docs/method.md, "Checkpoint".
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import pickletools
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -19,41 +21,68 @@ from torch import Tensor
 
 from kvstages.files import ledger
 from kvstages.files.atomic import write_tensors
-from kvstages.files.read import read_tensors
+from kvstages.files.read import is_lfs_pointer, read_tensors
 from kvstages.models.config import GPTConfig, check_config
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.gpt2_nano import GPT, sinusoidal_positions
 
 # Pickle instructions that look up or call Python objects; a file of plain data has none of them.
 CODE_INSTRUCTIONS = {"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "BUILD"}
 SHOWN_NAMES = 3
+# What wrappers put before the names of what they wrap: DistributedDataParallel, torch.compile, training frameworks.
+WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
+SHARD = re.compile(r"-\d+-of-0*(\d+)\.")
+POSITIONS = "pos_embedding"
 
 
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Shape and FP32 tensors of a checkpoint, ``.pt`` (PyTorch) or ``.safetensors``; ValueError on anything wrong.
 
-    The tensors are exactly those of ``GPT.state_dict()``. Training leftovers beside the model are ignored, and so
-    are the ``causal_mask`` buffers, which the decoder here does not keep.
+    The tensors are exactly those of ``GPT.state_dict()``, each with memory of its own. Training leftovers beside the
+    model are ignored, and so are the ``causal_mask`` buffers, which the decoder here does not keep; the prefixes of
+    wrappers (``module.``, ``_orig_mod.``, ``model.``) are taken off; positions, which are a formula, may be missing.
     """
     path = Path(path)
+    check_whole(path)
     if path.suffix == ".pt":
         content = load_pickle(path)
         if not isinstance(content, Mapping):
             raise ValueError(f"{path}: holds {type(content).__name__}, expected config and model_state_dict")
         missing = [key for key in ("config", "model_state_dict") if key not in content]
         if missing:
-            raise ValueError(f"{path}: lacks {' and '.join(missing)}; expected config and model_state_dict")
+            raise ValueError(
+                f"{path}: lacks {' and '.join(missing)}; expected config and model_state_dict, "
+                f"found {shorten(sorted(map(str, content))) or 'nothing'}"
+            )
         config, state = content["config"], content["model_state_dict"]
         if not isinstance(state, Mapping):
             raise ValueError(f"{path}: model_state_dict is {type(state).__name__}, expected tensors by name")
-    elif path.suffix == ".safetensors":
+    else:
         state, record = read_tensors(path)
         if "config" not in record:
-            raise ValueError(f"{path}: no model configuration in its header (metadata record, key config)")
+            raise ValueError(
+                f"{path}: no model configuration in its header (metadata record, key config); expected a file that "
+                "`kvstages convert` wrote"
+            )
         config = record["config"]
-    else:
-        raise ValueError(f"{path}: a checkpoint ends in .pt or .safetensors")
     shape = check_config(path, config)
     return shape, check_state(path, shape, state)
+
+
+def check_whole(path: Path) -> None:
+    """ValueError for a file that stands for weights without holding them all, with what to do, and for other kinds."""
+    shards = SHARD.search(path.name)
+    if path.name.endswith(".index.json"):
+        try:
+            files = f"{len(set(json.loads(path.read_bytes())['weight_map'].values()))} files"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            files = "several files"
+        raise ValueError(f"{path}: an index of weights in {files}, not the weights: join these into one file")
+    if path.suffix not in (".pt", ".safetensors"):
+        raise ValueError(f"{path}: a checkpoint ends in .pt or .safetensors")
+    if shards and int(shards[1]) > 1:
+        raise ValueError(f"{path}: one of {shards[1]} files with a part of the weights each: join these into one file")
+    if is_lfs_pointer(path):
+        raise ValueError(f"{path}: a pointer of Git LFS, not the weights: run `git lfs pull` where it comes from")
 
 
 def load_pickle(path: Path) -> Any:
@@ -91,32 +120,60 @@ def foreign_objects(path: Path) -> list[str]:
 def check_state(path: Path, config: GPTConfig, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The decoder's tensors in FP32, in the order of ``GPT.state_dict()``; ValueError names ``path`` and a tensor.
 
-    Missing, extra, misshapen, integer and non-finite tensors are all refused.
+    Missing, extra, misshapen, integer, sparse, empty (meta) and non-finite tensors are all refused.
     """
     if config.num_layers > len(state):
         raise ValueError(f"{path}: config num_layers is {config.num_layers}, but there are {len(state)} tensors in all")
     with torch.device("meta"):
         expected = GPT(config).state_dict()
     masks = {f"blocks.{layer}.causal_mask" for layer in range(config.num_layers)}
+    state = unwrapped(path, state)
+    if POSITIONS not in state:
+        state[POSITIONS] = sinusoidal_positions(config.context_len, config.embedding_dim)
     missing = [name for name in expected if name not in state]
+    extra = sorted(name for name in state if name not in expected and name not in masks)
     if missing:
-        raise ValueError(f"{path}: missing tensors: {shorten(missing)}")
-    extra = sorted(str(name) for name in state if name not in expected and name not in masks)
+        found = f"; found instead: {shorten(extra)}" if extra else ""
+        raise ValueError(f"{path}: missing tensors: {shorten(missing)}{found}")
     if extra:
         raise ValueError(f"{path}: tensors that the model does not have: {shorten(extra)}")
-    checked = {}
+    checked: dict[str, Tensor] = {}
+    memory: set[int] = set()
     for name, wanted in expected.items():
-        tensor = state[name]
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{path}: {name} is {type(tensor).__name__}, expected a tensor")
-        if tensor.shape != wanted.shape:
-            raise ValueError(f"{path}: {name} has shape {list(tensor.shape)}, expected {list(wanted.shape)}")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point")
-        checked[name] = tensor.detach().to("cpu", torch.float32)
-        if not checked[name].isfinite().all():
+        check_tensor(f"{path}: {name}", state[name], wanted)
+        tensor = state[name].detach().to("cpu", torch.float32)
+        if not tensor.isfinite().all():
             raise ValueError(f"{path}: {name} holds NaN or infinity")
+        # Tied tensors share memory, and safetensors writes none that do.
+        place = tensor.untyped_storage().data_ptr()
+        checked[name] = tensor.clone() if place in memory else tensor
+        memory.add(place)
     return checked
+
+
+def unwrapped(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors by their names without the prefixes of wrappers; ValueError where two names become one."""
+    names: dict[str, str] = {}
+    for name in state:
+        plain = WRAPPERS.sub("", str(name))
+        if plain in names:
+            raise ValueError(f"{path}: {names[plain]} and {name} are both {plain} once prefixes are taken off")
+        names[plain] = name
+    return {plain: state[name] for plain, name in names.items()}
+
+
+def check_tensor(where: str, tensor: Any, wanted: Tensor) -> None:
+    """ValueError unless ``tensor`` holds floating point numbers in the shape of ``wanted``."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{where} is {type(tensor).__name__}, expected a tensor")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{where} is stored as {str(tensor.layout).removeprefix('torch.')}, expected a dense tensor")
+    if tensor.shape != wanted.shape:
+        raise ValueError(f"{where} has shape {list(tensor.shape)}, expected {list(wanted.shape)}")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{where} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point")
+    if tensor.is_meta:
+        raise ValueError(f"{where} has a shape and no numbers (device meta): save the model with its weights loaded")
 
 
 def shorten(names: list[str]) -> str:

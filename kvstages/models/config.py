@@ -42,7 +42,7 @@ class GPTConfig:
 def check_config(path: Path, config: Any) -> GPTConfig:
     """The shape that a checkpoint's ``config`` describes; ValueError names ``path``, the key and what is wrong.
 
-    ``dropout`` is tolerated (STUDY.md, "Pinned artifacts"): it acts in training only. Any other unknown key is
+    ``dropout`` is tolerated (docs/method.md, "Checkpoint"): it acts in training only. Any other unknown key is
     refused, since it may describe an architecture that this code does not have.
     """
     if not isinstance(config, Mapping):

@@ -1,7 +1,7 @@
 """The gpt2-nano decoder. It hands keys and values to a KV cache's ``update`` and attends to what comes back; all else
 that it asks is how many tokens the cache has ``seen`` and which of them a query may see (``mask``).
 
-Architecture (STUDY.md, "Pinned artifacts"): token embedding plus fixed sinusoidal positions; each block is
+Architecture (docs/method.md, "Decoder"): token embedding plus fixed sinusoidal positions; each block is
 pre-norm, x + attention(LayerNorm(x)) with separate Q, K, V and *no* output projection, then
 x + MLP(LayerNorm(x)) with a ReLU; no final norm; an untied ``lm_head`` with bias.
 

@@ -49,7 +49,7 @@ Allocator = Callable[[ScoreTable, Budget, int], Allocation]
 
 
 def greedy(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """As published (STUDY.md, "Sensitivity and allocation"); nothing is random.
+    """As published (docs/method.md, "Allocation"); nothing is random.
 
     A move adds max(score after − score before, 0). Of the moves that still fit a budget in nats, the one with the least
     added KL per byte saved is taken (ties: the unit that comes first), until none fits. With a budget in bytes: the

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# A budget as it is written in a configuration and in a policy's name: 0.01 is nats, 400000B is bytes.
-NATS = r"[0-9][0-9.eE+-]*"
-BYTES = r"[0-9]+B"
+# A budget as a configuration and a policy's name write it: 0.01 is nats, 400000B is bytes. It names a folder,
+# so its length is limited: no number that Python writes in its shortest form is longer than 24 characters.
+NATS = r"[0-9][0-9.eE+-]{0,23}"
+BYTES = r"[0-9]{1,15}B"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kvstages.files.atomic import PARTIAL, atomic_path, json_text, remove_leftov
 from kvstages.provenance.code import PACKAGE, stage_digest
 from kvstages.provenance.manifest import CHECKSUMS, MANIFEST, read_manifest
 from kvstages.provenance.verify import verify
-from kvstages.study.artifacts import DEFAULT_ENDPOINT
+from kvstages.study.hub import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
     from rocrate.rocrate import ROCrate

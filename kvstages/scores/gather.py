@@ -38,7 +38,7 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
 
     A score is the KL that a trial adds to that of the sweep's base (0 where the base is the reference). Where the
     sweeps hold null interventions they become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head and part,
-    and a score below its floor is marked (STUDY.md, "What is known to be weak", 1).
+    and a score below its floor is marked (docs/method.md, "Floor and control interventions").
     ``source`` names the table. ValueError if shards differ in how they were measured, a layer is missing or comes
     twice, or what was tried differs between layers.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kvstages.models.config import GPTConfig
 
-# Scores this little below zero are the rounding of a KL of zero; anything lower is an error (STUDY.md).
+# A score down to this is a KL of zero, rounded; a lower one is an error (docs/method.md, "Allocation").
 ROUNDING = -1e-12
 SETTING = ["execution", "compute_dtype"]
 KEY = ["layer", "head", "part", "precision"]

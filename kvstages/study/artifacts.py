@@ -1,32 +1,21 @@
 """Pinned artifacts: one file from one source, verified by sha256 before it exists under its own name.
 
 Sources: ``bundled`` (a folder of the repository), ``local`` (any folder) and ``hub`` (a Hugging Face model repository
-at a 40-hex revision, through huggingface_hub). The user's hub cache is not used: a wrong file in it would be found
-again by every later run.
+at a 40-hex revision; see ``hub``).
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
-from kvstages.files.atomic import PARTIAL, atomic_path
+from kvstages.files.atomic import atomic_path
 from kvstages.files.ledger import sha256 as sha256_of
+from kvstages.files.read import is_lfs_pointer
+from kvstages.study.hub import download
 
 SOURCES = ("bundled", "hub", "local")
-DEFAULT_ENDPOINT = "https://huggingface.co"
-T = TypeVar("T")
-# Seconds for the hub's first answer, and for everything before it (a name server that is down, several addresses
-# that each time out). huggingface_hub alone retries for 23 s and more before it gives up.
-ANSWER_SECONDS = 5.0
-PATIENCE_SECONDS = 10.0
 
 
 def fetch(source: str, location: str, revision: str | None, path: str, sha256: str, output: Path) -> None:
@@ -37,10 +26,7 @@ def fetch(source: str, location: str, revision: str | None, path: str, sha256: s
     check_artifact(source, location, revision, path, sha256)
     with atomic_path(output) as temporary:
         if source == "hub":
-            with tempfile.TemporaryDirectory(
-                dir=temporary.parent, prefix=f".{Path(output).name}.", suffix=PARTIAL
-            ) as folder:
-                download(location, str(revision), path, Path(folder)).replace(temporary)
+            download(location, str(revision), path, temporary)
             origin = f"{location} at revision {revision}: {path}"
         else:
             file = Path(location).expanduser() / path
@@ -48,7 +34,8 @@ def fetch(source: str, location: str, revision: str | None, path: str, sha256: s
             origin = str(file)
         found = sha256_of(temporary)
         if found != sha256:
-            raise ValueError(f"{origin}: sha256 is {found}, expected {sha256}; {output} was not written")
+            kind = " of a pointer of Git LFS (run `git lfs pull` there)" if is_lfs_pointer(temporary) else ""
+            raise ValueError(f"{origin}: sha256{kind} is {found}, expected {sha256}; {output} was not written")
 
 
 def check_artifact(source: str, location: str, revision: str | None, path: str, sha256: str) -> None:
@@ -96,100 +83,3 @@ def copy(file: Path, temporary: Path) -> None:
             raise ValueError(f"{file}: is a folder, expected a file")
         raise ValueError(f"{file}: no such file" if file.parent.is_dir() else f"{file}: no folder {file.parent}")
     shutil.copyfile(file, temporary)
-
-
-def download(repository: str, revision: str, path: str, folder: Path) -> Path:
-    """Download one file of a model repository into ``folder``, used as a private cache; the path it has there.
-
-    ValueError for what the hub does not have or answers wrongly, OSError for a hub that does not answer, within
-    seconds. HF_ENDPOINT names another hub.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.utils import logging
-
-    logging.set_verbosity_error()  # it tells of each new attempt in several lines; the last error says it all
-    endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-    with hub_errors(endpoint, repository, revision, path):
-        url = hf_hub_url(repository, path, revision=revision, endpoint=endpoint)
-        answer = within(PATIENCE_SECONDS, lambda: get_hf_file_metadata(url, timeout=ANSWER_SECONDS, endpoint=endpoint))
-    # huggingface_hub itself accepts any commit in the answer.
-    if answer.commit_hash != revision:
-        raise ValueError(
-            f"hub {endpoint} answered with revision {answer.commit_hash} of {repository}, asked was {revision}"
-        )
-    with hub_errors(endpoint, repository, revision, path):
-        # force_download: the client's only mode that gives up at once if the hub went away after that answer.
-        file = hf_hub_download(
-            repository, path, revision=revision, cache_dir=folder, endpoint=endpoint, force_download=True
-        )
-    return Path(file).resolve()
-
-
-@contextmanager
-def hub_errors(endpoint: str, repository: str, revision: str, path: str) -> Iterator[None]:
-    """Turn the client's errors into one line each: ValueError for a wrong request, OSError for a hub that is down."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        yield
-    except HFValidationError as error:
-        raise ValueError(f"location {repository!r}: expected a hub repository as owner/name ({error})") from error
-    except RepositoryNotFoundError as error:
-        raise ValueError(
-            f"hub {endpoint} has no repository {repository}, or it is private or gated and needs HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ValueError(f"hub {endpoint} has no revision {revision} of {repository}") from error
-    except OfflineModeIsEnabled as error:
-        raise OSError(
-            f"hub {endpoint}: HF_HUB_OFFLINE is set; unset it, or use source local with a folder that holds {path}"
-        ) from error
-    except Exception as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise ValueError(f"hub {endpoint}: {repository} at revision {revision} has no file {path}") from error
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's own errors carry a number
-        # What is left is the transport, whose errors belong to whichever HTTP library huggingface_hub uses.
-        raise OSError(unavailable(endpoint, f"{repository} at revision {revision}", error)) from error
-
-
-def unavailable(endpoint: str, what: str, error: BaseException) -> str:
-    """One line for a hub that does not answer, with what to do."""
-    cause = error.__cause__ or error
-    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-    return (
-        f"hub {endpoint} is not available for {what} ({reason}): check the network, set HF_ENDPOINT to a hub that "
-        "can be reached, or use source local with a folder that holds the files"
-    )
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of ``call``; TimeoutError once ``seconds`` have passed.
-
-    In a thread, since neither a name lookup nor a list of addresses heeds the client's timeout; a daemon, so that
-    the process can end while it still hangs.
-    """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not outcome:
-        raise TimeoutError(f"no answer within {seconds:g} seconds")
-    return outcome[0]

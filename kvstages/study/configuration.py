@@ -14,6 +14,7 @@ import difflib
 import math
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
                 "device": one_of(DEVICES),
                 "threads": whole(1, "a number of CPU threads", MOST_THREADS),
                 "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
-                "container": text,
+                "container": image,
             },
         )
     except ValueError as error:
@@ -81,7 +82,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             study,
             "",
             {
-                "title": text,
+                "title": title,
                 "layers": whole(1, "layers of the decoder", MOST_LAYERS),
                 "artifacts": artifacts,
                 "block": whole(SMALLEST_BLOCK, "tokens"),
@@ -191,6 +192,21 @@ def text(where: str, value: Any) -> None:
     """A text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{where}: {kind(value)}, expected a text")
+
+
+def title(where: str, value: Any) -> None:
+    """A text in one line; every letter and sign is shown as it is typed."""
+    text(where, value)
+    for letter in value:
+        if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp"):
+            raise ValueError(f"{where}: {kind(value)} holds a control character or line end, expected one line of text")
+
+
+def image(where: str, value: Any) -> None:
+    """An image without a password: the configuration is kept beside the results."""
+    text(where, value)
+    if re.search(r"://[^/]*@", value):
+        raise ValueError(f"{where}: holds a user name or password (it is not shown), expected an image alone")
 
 
 def one_of(choices: Iterable[str]) -> Check:
@@ -354,7 +370,7 @@ def nats(where: str, value: Any) -> None:
     if value < 0:
         raise ValueError(f"{where}: {shown(value)} is negative; {expected}")
     if not re.fullmatch(BUDGET, str(value)):  # -0.0
-        raise ValueError(f"{where}: {value} does not name a folder; {expected}")
+        raise ValueError(f"{where}: {shown(value)} does not name a folder; {expected}")
 
 
 def comparison(where: str, value: Any) -> None:

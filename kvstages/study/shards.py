@@ -1,6 +1,6 @@
 """Token shards: 256 little-endian int32 (magic, version, count, zeros), then the ids as little-endian uint16.
 
-STUDY.md, "Pinned artifacts".
+docs/method.md, "Token shard".
 """
 
 from __future__ import annotations

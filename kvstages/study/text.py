@@ -1,6 +1,6 @@
 """The study's word-level byte-pair tokenizer: merges.json, vocab.json, and how they are trained.
 
-STUDY.md, "Pinned artifacts": words are split at single spaces and each ends in ``<|EOW|>``; merges are applied
+docs/method.md, "Tokenizer": words are split at single spaces and each ends in ``<|EOW|>``; merges are applied
 to a word's symbols one after the other in order of training; decoding writes a space for ``<|EOW|>``.
 Byte-pair encoding: Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with Subword Units",
 ACL 2016.

@@ -1,4 +1,4 @@
-"""Windows: runs of token positions of a shard, cut in order into non-overlapping blocks (STUDY.md, "Windows").
+"""Windows: runs of token positions of a shard, cut in order into non-overlapping blocks (docs/method.md, "Windows").
 
 A block of T tokens is one sequence with its own cache. B is the number of blocks of a window.
 """
