@@ -2,8 +2,8 @@
 
 Every head's keys and values have their own precision. Past positions stay packed (codes as a stream of bits, FP16
 scales; "bf16" as BF16); a step quantizes only its new positions and appends them, and its attention sees the
-reconstructed past and its own keys and values as they are (docs/method.md, "Cache rule"). Nothing is ever quantized twice.
-Tensors of the published precisions are quantized in one go; those of other schemes have stores (see ``stores``).
+reconstructed past and its own keys and values as they are (docs/method.md, "Cache rule"). Nothing is ever quantized
+twice. Tensors of the published precisions are quantized in one go; those of other schemes have stores (``stores``).
 
 Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys first.
 """

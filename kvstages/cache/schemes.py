@@ -186,9 +186,15 @@ class Bytes(NamedTuple):
     once: int  # what is stored once a cache however long it grows: offsets, static scales
 
 
-@cache
 def precision(text: str) -> Precision:
     """The precision that ``text`` spells; ValueError says in a line what is wrong with it."""
+    if not isinstance(text, str):
+        raise ValueError(f"precision {text!r}: expected text such as int4")
+    return _read(text)
+
+
+@cache
+def _read(text: str) -> Precision:
     try:
         found = _parse(_expanded().get(text, text))
     except ValueError as error:

@@ -9,8 +9,8 @@ the same pass, and a policy's is ½ · E[(Σ_u a_u)²], with the interactions of
 Efficiently in Learning, 1998: KL and Fisher information; Hutchinson, 1989: random probes.)
 
 What is differentiated is what *later* positions read back: a step's own key and value are exact (docs/method.md,
-"Cache rule"). From when on they do depends on when a scheme stores a token (``Timing``): a group of tokens that shares a
-scale is exact until it is full. So there is a gradient for each timing, all from the same passes.
+"Cache rule"). From when on they do depends on when a scheme stores a token (``Timing``): a group of tokens that shares
+a scale is exact until it is full. So there is a gradient for each timing, all from the same passes.
 
 The gradients do not depend on the quantizer. Whatever precision is to be scored, its errors are taken afterwards from
 the same stored keys and values: it costs a reconstruction and a product, and no pass. They can be kept in a file, too

@@ -41,7 +41,7 @@ def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
             for head, precision in enumerate(row):
                 try:
                     check(precision)
-                except (ValueError, TypeError):
+                except ValueError:
                     raise ValueError(
                         f"layer {layer}, head {head}, {side}: {precision!r}, expected a precision such as bf16, int8 "
                         "or centred4"

@@ -190,7 +190,7 @@ def _held(path: Path, table: pd.DataFrame) -> list[str]:
     """The precisions of a table; ValueError names one that there is not."""
     try:
         return by_size(table["precision"][table["precision"] != "bf16"])
-    except (ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
