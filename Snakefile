@@ -12,12 +12,14 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
+from kvstages.analysis.entries import entries
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
-from kvstages.study.configuration import FILES as ARTIFACTS
-from kvstages.study.configuration import check_shared, check_study, load_study
+from kvstages.provenance.code import stage_digest
 from kvstages.provenance.environment import RUN, run_record
+from kvstages.study.configuration import FILES, check_shared, check_study, load_study
+from kvstages.study.layout import Studies, Study, options_of
 
 min_version("9.0")
 
@@ -27,9 +29,12 @@ configfile: "config/config.yaml"
 
 try:
     check_shared(config)
-    STUDIES = {path.stem: load_study(path) for path in sorted(Path("config", "studies").glob("*.yaml"))}
-    for study, settings in STUDIES.items():
-        check_study(study, settings)
+    FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
+    STUDIES = Studies()
+    for path in sorted(Path("config", "studies").glob("*.yaml")):
+        settings = load_study(path)
+        check_study(path.stem, settings)
+        STUDIES[path.stem] = Study(path.stem, settings, config, FIGURES, TABLES)
     for study in config["studies"]:
         if study not in STUDIES:
             known = ", ".join(STUDIES)
@@ -63,7 +68,7 @@ container: config["container"]
 
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
-    artifact="|".join(ARTIFACTS),
+    artifact="|".join(FILES),
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
@@ -74,21 +79,18 @@ wildcard_constraints:
     seed="[0-9]+",
 
 
-include: "workflow/rules/common.smk"
-include: "workflow/rules/recipes.smk"
-include: "workflow/rules/artifacts.smk"
-include: "workflow/rules/sensitivity.smk"
+include: "workflow/rules/inputs.smk"
+include: "workflow/rules/scores.smk"
 include: "workflow/rules/policies.smk"
-include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/measurement.smk"
 include: "workflow/rules/comparison.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
-include: "workflow/rules/prediction.smk"
-include: "workflow/rules/manifest.smk"
-include: "workflow/rules/pretraining.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/records.smk"
 
 
 rule all:
     default_target: True
     input:
-        [study_inputs(study) + study_outputs(study) + manifest_files(study) for study in config["studies"]],
+        [STUDIES[study].all_files for study in config["studies"]],

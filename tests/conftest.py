@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ import atexit, os, sys
 def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
         names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
-        with open(os.path.join(os.environ["PROBED"], f"{sys.argv[1]}.{os.getpid()}"), "w") as file:
+        stage = " ".join(sys.argv[1 : 3 if sys.argv[1] in ("figure", "table") else 2])
+        with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
 atexit.register(record)
@@ -54,6 +57,7 @@ STUDY = {
         "weight_decay": 0.01,
         "clip": 1.0,
         "beta": 1.0,
+        "policy": "greedy-1e-06",
         "seeds": [1337],
         "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
     },
@@ -93,16 +97,14 @@ def write_tokens(folder: Path, shard: Path) -> None:
     write_shard(shard, np.random.default_rng(7).integers(SHAPE["vocab_size"], size=128))
 
 
+PATHS = {"checkpoint": "model.safetensors", "shard": "held-out.bin"}
+
+
 def bundle(folder: Path) -> dict[str, str]:
     """Write the small study's artifacts as this project ships them; artifact to path inside ``folder``."""
     write_tensors(folder / "model.safetensors", decoder().state_dict(), {"config": SHAPE})
     write_tokens(folder, folder / "held-out.bin")
-    return {
-        "checkpoint": "model.safetensors",
-        "vocabulary": "vocab.json",
-        "merges": "merges.json",
-        "shard": "held-out.bin",
-    }
+    return PATHS
 
 
 def published_bundle(folder: Path) -> dict[str, str]:
@@ -128,8 +130,6 @@ def published_bundle(folder: Path) -> dict[str, str]:
     write_tokens(folder / "bpe-tokenizer", folder / "bpe-shards" / "train_000000.bin")
     return {
         "checkpoint": "checkpoints/final.pt",
-        "vocabulary": "bpe-tokenizer/vocab.json",
-        "merges": "bpe-tokenizer/merges.json",
         "shard": "bpe-shards/train_000000.bin",
     }
 
@@ -177,8 +177,11 @@ class Project:
         return {}
 
     def copy(self, folder: Path, snakefile: Path | None = None) -> Project:
-        """The same working directory elsewhere, with its results and Snakemake's records, times kept."""
-        shutil.copytree(self.folder, folder)
+        """The same working directory elsewhere, with its results and Snakemake's records, times kept.
+
+        Another process may be using the original: its locks and logs stay there.
+        """
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("locks", "log", "report.html"))
         return Project(folder, self.environment, snakefile or self.snakefile)
 
 
@@ -188,11 +191,33 @@ def study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) -> dic
     return {**STUDY, "artifacts": {**source, "files": files}}
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same random tensors each time."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+def built_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:
+    """A folder that the first process of the session to need it builds, and that all of them share."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder, complete = shared / name, shared / f"{name}.complete"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            build(folder)
+            complete.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A folder with the small study's artifacts, and their paths in it."""
-    folder = tmp_path_factory.mktemp("artifacts")
-    return folder, bundle(folder)
+    return built_once(tmp_path_factory, "artifacts", bundle), PATHS
 
 
 @pytest.fixture
@@ -206,13 +231,13 @@ def project(tmp_path: Path, artifacts: tuple[Path, dict[str, str]]) -> Project:
 @pytest.fixture(scope="session")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the stages of the whole runs write down what they imported."""
-    return tmp_path_factory.mktemp("probed")
+    return built_once(tmp_path_factory, "probed", lambda folder: None)
 
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory, probed: Path) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "sitecustomize.py").write_text(PROBE)
+    """The environment in which they do so."""
+    folder = built_once(tmp_path_factory, "probe", lambda path: write_text(path / "sitecustomize.py", PROBE))
     return {"PYTHONPATH": str(folder), "PROBED": str(probed)}
 
 
@@ -220,10 +245,13 @@ def probe(tmp_path_factory: pytest.TempPathFactory, probed: Path) -> dict[str, s
 def finished(
     tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Path, dict[str, str]], probe: dict[str, str]
 ) -> Project:
-    """The small study, bundled with its working directory, run from nothing to its manifest."""
-    project = Project(tmp_path_factory.mktemp("finished"), probe)
-    shutil.copytree(artifacts[0], project.folder / "resources" / "bundled" / "small")
-    study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
-    project.configure({**study, "comparison": COMPARISON})
-    project.run("--cores", "2")
-    return project
+    """The small study, bundled with its working directory, run from nothing to its manifest; to be copied or read."""
+
+    def build(folder: Path) -> None:
+        project = Project(folder, probe)
+        shutil.copytree(artifacts[0], folder / "resources" / "bundled" / "small")
+        study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
+        project.configure({**study, "comparison": COMPARISON})
+        project.run("--cores", "2")
+
+    return Project(built_once(tmp_path_factory, "finished", build), probe)

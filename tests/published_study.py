@@ -101,9 +101,8 @@ def figure_arguments(name: str, study: Path) -> list[str]:
     return {
         **comparison_arguments(study),
         "floor": [str(study / SENSITIVITY)],
-        "sensitivity": ["--sensitivity", str(study / SENSITIVITY)],
+        "sensitivity": [str(study / SENSITIVITY)],
         "gradients": [
-            "--measured",
             str(study / SENSITIVITY),
             "--estimated",
             str(study / "scores" / "gradients.csv"),
@@ -140,7 +139,7 @@ def table_arguments(name: str, study: Path) -> list[str]:
             *(word for path in originals for word in ("--original", path)),
         ],
         "gradients": [
-            "--measured", str(study / SENSITIVITY),
+            str(study / SENSITIVITY),
             "--projections", str(study / "gradients" / "projections.safetensors"),
         ],
         "prediction": [

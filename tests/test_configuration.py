@@ -24,8 +24,6 @@ artifacts:
   revision: ee547b4112bce2d2557dd0975038035bab6c86eb
   files:
     checkpoint: {path: checkpoints/final.pt, sha256: 9a293ff319e7e11e7c5c553a5e4957a996493311d04b097933c1e2fcb49bf86e}
-    vocabulary: {path: vocab.json, sha256: 459dba6d2c6ae095718de3db92119bf5cefe19eb9dc0a88781687a5f74f7a4a3}
-    merges: {path: merges.json, sha256: fcdc81f4b7edc355b2b14132a2a5b8f18912d0839b5eef8786ba5b1884d6814e}
     shard: {path: train_000000.bin, sha256: f08410ea036cc56b78ffc3f6edbf94f5a1d469aeb7c708bb56e4ce544623a69e}
 block: 64
 windows:
@@ -48,6 +46,7 @@ adaptation:
   weight_decay: 0.01
   clip: 1.0
   beta: 1.0
+  policy: greedy-0.01
   seeds: [1337, 2026, 9001]
   arms:
     noise: {noise_bits: 4}
@@ -105,7 +104,7 @@ def test_a_right_study_from_a_folder(study, source):
         ("adaptation.arms.noise.bits", 4, "adaptation.arms.noise.bits: unknown key"),
         ("title", GONE, "title: missing"),
         ("windows.reserved", GONE, "windows.reserved: missing"),
-        ("artifacts.files.merges", GONE, "artifacts.files.merges: missing"),
+        ("artifacts.files.shard", GONE, "artifacts.files.shard: missing"),
         ("artifacts.revision", GONE, "artifacts.revision: missing"),
         ("adaptation.arms.noise.noise_bits", GONE, "adaptation.arms.noise.noise_bits: missing"),
         # wrong types
@@ -178,6 +177,12 @@ def test_a_right_study_from_a_folder(study, source):
         ("adaptation.steps", 0, "adaptation.steps: 0, expected at least 1 (training steps)"),
         ("adaptation.learning_rate", 0, "adaptation.learning_rate: 0, expected a number above 0"),
         ("adaptation.learning_rate", "1e-6", "adaptation.learning_rate: the text '1e-6', expected a number above 0"),
+        ("adaptation.policy", 4, "adaptation.policy: 4, expected the name of a policy, such as greedy-0.01 or int8"),
+        (
+            "adaptation.policy",
+            "greedy-7",
+            "adaptation.policy: greedy-7, expected one of the study's policies: bf16, int8, int4, greedy-0.01",
+        ),
         ("adaptation.beta", -1, "adaptation.beta: -1, expected a number of 0 or more"),
         ("adaptation.clip", float("nan"), "adaptation.clip: nan, expected a number above 0"),
         ("adaptation.seeds", [1, 2, 1], "adaptation.seeds[2]: 1 repeats adaptation.seeds[0]"),

@@ -27,6 +27,7 @@ from kvstages.provenance.verify import verify
 RESULTS = Path("results", "small")
 SUMS = RESULTS / "SHA256SUMS"
 SENSITIVITY = RESULTS / "scores" / "measured-float32.csv"
+POLICY = "results/small/policies/greedy-0.5/policy.json"
 SWEEP = RESULTS / "sweep" / "float32" / "layer-00.csv"
 MADE = "changed after it was made (sha256 is "
 
@@ -73,10 +74,10 @@ def copy(finished: Project, tmp_path: Path) -> Project:
     return finished.copy(tmp_path / "copy")
 
 
-def repair(project: Project, path: Path) -> None:
+def repair(project: Project, path: Path, *targets: str) -> None:
     """What the error says: delete the file and run again."""
     path.unlink()
-    project.run("--cores", "2", "--rerun-incomplete")
+    project.run(*targets, "--cores", "2", "--rerun-incomplete")
 
 
 def test_a_damaged_table_is_refused_each_time_until_it_is_deleted(finished: Project, copy: Project) -> None:
@@ -84,14 +85,10 @@ def test_a_damaged_table_is_refused_each_time_until_it_is_deleted(finished: Proj
     table = copy.folder / SENSITIVITY
     flip(table, keep_time=False)
     for _ in range(2):
-        output = copy.run("--cores", "2", status=1)
+        output = copy.run(POLICY, status=1)
         assert f"{SENSITIVITY}: {MADE}" in output and "delete it and run again" in output
         assert "Nothing to be done" not in output
-        assert (
-            not (copy.folder / SUMS).exists()
-            or (copy.folder / SUMS).read_bytes() == (finished.folder / SUMS).read_bytes()
-        )
-    repair(copy, table)
+    repair(copy, table, POLICY)
     right(copy, finished)
 
 

@@ -324,7 +324,7 @@ def test_paths_of_artifacts_stay_in_their_folder(
 
 
 def artifacts_at(path: str, source: str, location: str) -> dict[str, Any]:
-    files = {name: {"path": "x.pt", "sha256": "0" * 64} for name in ("checkpoint", "vocabulary", "merges", "shard")}
+    files = {name: {"path": "x.pt", "sha256": "0" * 64} for name in ("checkpoint", "shard")}
     files["shard"] = {"path": path, "sha256": "0" * 64}
     revision = {"revision": "a" * 40} if source == "hub" else {}
     return {"source": source, "location": location, **revision, "files": files}

@@ -60,14 +60,15 @@ def test_round_is_half_to_even():
     assert quantize(x, choose_scale(x), 127).tolist() == [127, 0, 2, 2, 0, -2]
 
 
-def test_the_order_of_operations_matters_and_is_the_studys():
-    """(x · m) / scale and x · (m / scale) give different codes; ours are the former's."""
-    x = torch.randn(400_000, 32, generator=torch.Generator().manual_seed(0))
-    scale = choose_scale(x)
-    codes = quantize(x, scale, 127)
-    wide = scale.float().unsqueeze(-1)
-    assert torch.equal(codes, ((x * 127) / wide).round().clamp(-127, 127).to(torch.int8))
-    assert not torch.equal(codes, (x * (127 / wide)).round().clamp(-127, 127).to(torch.int8))
+def test_the_order_of_operations_is_the_studys():
+    """Two hand-worked examples that another order gets wrong in FP32.
+
+    (0.234375 · 127) / 0.46875 is 63.5 and rounds to 64; 0.234375 · (127 / 0.46875) is just below and rounds to 63.
+    (7 · 0.484375) / 7 gives the scale back; 7 · (0.484375 / 7) does not.
+    """
+    x = torch.tensor([0.46875, 0.234375])
+    assert quantize(x, choose_scale(x), 127).tolist() == [127, 64]
+    assert reconstruct(torch.tensor([0.484375, 0.0]), 7).tolist() == [0.484375, 0.0]
 
 
 @pytest.mark.parametrize("levels", MAX_CODES.values())

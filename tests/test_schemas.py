@@ -145,8 +145,8 @@ def check_table(path: Path, schema: dict[str, Any]) -> list[str]:
 
 
 def test_every_figure_and_table_has_a_schema() -> None:
-    assert set(FIGURES) == set(main.get_command(None, "figure").commands)
-    assert set(TABLES) == set(main.get_command(None, "table").commands)
+    assert set(FIGURES) == set(main.get_command(None, "figure").list_commands(None))
+    assert set(TABLES) == set(main.get_command(None, "table").list_commands(None))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -167,7 +167,7 @@ def test_tables_are_what_their_schema_says(name: str, results: Path, tmp_path: P
     words = ["table", name, *table_arguments(name, results), "--output", tmp_path / "table.html"]
     run(*words)
     assert not check_table(tmp_path / "table.csv", SCHEMAS[f"table-{name}"])
-    if "published" in [option.name for option in main.get_command(None, "table").commands[name].params]:
+    if "published" in [option.name for option in main.get_command(None, "table").get_command(None, name).params]:
         run(*words, "--published", PUBLISHED)
         assert check_table(tmp_path / "table.csv", SCHEMAS[f"table-{name}"])
 

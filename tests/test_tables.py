@@ -132,7 +132,6 @@ def test_adaptation(study, tmp_path):
     assert noise["published_perplexity"].tolist() == noise["perplexity"].tolist()
     assert rows.loc[("bf16", "noise", "1337"), "published_max_logit_deviation"] == 0.21875
     assert rows.loc[("greedy-0.01", "noise", "1337"), "published_sequences_with_disagreement"] == 21
-    assert len(published) == 11
     control = table[table["arm"] == "control"]
     assert control[published].isna().all(axis=None)
     assert control["seed"].tolist() == ["1337", "1337"]

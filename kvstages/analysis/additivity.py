@@ -1,4 +1,4 @@
-"""Whether single-unit scores add up: the proxy of many policies against their joint KL.
+"""Additivity of single-unit scores: the proxy of many policies against their joint KL.
 
 The proxy is a sum of scores on the calibration window, each measured with everything else in BF16; the joint KL is
 measured on the held-out window. A ratio of 1 at every size would say that the changes add up and the windows agree.
@@ -38,7 +38,7 @@ class Additivity:
 def additivity(tables: Sequence[Path]) -> Additivity:
     """The policies of several joint.csv; ValueError where these differ in how they were measured or in their blocks.
 
-    All BF16 has neither proxy nor KL and is left out; policies alike in source, bytes, proxy and KL count once.
+    All BF16 is left out, because it has neither proxy nor KL. Policies equal in source, bytes, proxy and KL count once.
     """
     import numpy as np
     import pandas as pd

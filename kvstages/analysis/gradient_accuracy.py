@@ -1,4 +1,4 @@
-"""Scores from gradients held against measured ones: rank correlation, ratio, and what more probes would give."""
+"""Accuracy of scores from gradients: rank correlation and ratio to measured scores, by number of probes."""
 
 from __future__ import annotations
 

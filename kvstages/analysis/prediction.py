@@ -1,4 +1,4 @@
-"""The joint KL of policies, foretold without running one: do the interactions of units improve on adding them up?
+"""Predictions of the joint KL of policies that run none of them: plain sums, and sums with interactions.
 
 Three predictions of a policy's mean KL on the calibration window, block by block: the sum of its units' measured scores
 (the proxy), the same sum of scores from gradients, and ½ · E[(Σ_u a_u)²] with the interactions of all units, to second
@@ -34,8 +34,8 @@ PREDICTORS = {
     "interaction_kl": "gradients, with interactions",
 }
 PREDICTION_COLUMNS = [*OF_POLICY, "bytes", "block", *PREDICTORS, "joint_kl"]
-# Policies that differ from the reference by less are not told apart by their quantization alone: a joint run in FP32
-# flips BF16 roundings of its own in the keys and values of later layers, which no single score and no gradient counts.
+# Below this KL the quantization of policies is not what orders them: a joint run in FP32 flips BF16 roundings of its
+# own in the keys and values of later layers, which no single score and no gradient counts.
 LEAST_KL = 1e-4
 
 

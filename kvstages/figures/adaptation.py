@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import line_style
 from kvstages.files.read import read_record
@@ -16,18 +17,27 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+FIGURE = Entry(
+    number=8,
+    title="Adaptation, before and after",
+    inputs={
+        "adapted": Input("adapted_evaluation_files", "ARM/seed-SEED/POLICY/evaluation.json", several=True),
+        "original": Input("original_evaluation_files", "FILE", "The same policy, original model.", several=True),
+    },
+)
+
 COLUMNS = ["policy", "mean_kl", "mean_kl_low", "mean_kl_high"]
 
 
-def numbers(before: Sequence[Path], after: Sequence[Path]) -> pd.DataFrame:
-    """Mean KL (nats) and 95 % interval: evaluation.json files of the original model, then ARM/seed-SEED/POLICY ones.
+def numbers(adapted: Sequence[Path], original: Sequence[Path]) -> pd.DataFrame:
+    """Mean KL (nats) and 95 % interval: from evaluation.json files; adapted ones lie in ARM/seed-SEED/POLICY.
 
     Rows of the original model have the arm "original" and no seed. Quantized caches come first, then BF16.
     """
     import pandas as pd
 
-    rows = [("original", None, *(read_record(path, COLUMNS)[column] for column in COLUMNS)) for path in before]
-    for path in after:
+    rows = [("original", None, *(read_record(path, COLUMNS)[column] for column in COLUMNS)) for path in original]
+    for path in adapted:
         record = read_record(path, COLUMNS)
         rows.append((*arm_and_seed(path), *(record[column] for column in COLUMNS)))
     rows.sort(key=lambda row: policy_order(row[2]), reverse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
@@ -14,6 +15,14 @@ from kvstages.files.read import read_columns
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=7,
+    title="Adaptation, training curves",
+    inputs={
+        "curves": Input("curve_files", "ARM/seed-SEED/curve.csv", several=True),
+    },
+)
 
 
 def numbers(curves: Sequence[Path]) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.figures.policies import coinciding
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=2,
+    title="Allocation of each budget",
+    inputs={
+        "policies": Input("allocated_policy_files", "POLICY.json", several=True),
+    },
+)
 
 
 def numbers(policies: Sequence[Path]) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.equal_bytes import equal_bytes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, read_comparison
 from kvstages.figures.shades import RANDOM_POLICIES
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=10,
+    title="Recipes at equal bytes",
+    inputs={
+        "comparisons": Input("comparison_files", "BUDGET/joint.csv", several=True),
+    },
+    beside=("comparison_set_files",),
+)
 
 ENDS = ["", "_low", "_high"]
 COLUMNS = [

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.labels import PART_SUFFIXES
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.precisions import BITS
-from kvstages.figures.sensitivity import PART_NAMES
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=9,
+    title="Scores and their floor",
+    inputs={
+        "sensitivities": Input("measured_score_files", "SENSITIVITY.csv", several=True),
+    },
+)
 
 FLOOR = "floor"
 MAX_CODES = [*BITS, FLOOR, BF16_STEP]
@@ -80,7 +89,7 @@ def draw(table: pd.DataFrame) -> Figure:
             # A source that measured whole heads only has no panel of keys, or of values.
             axes.set_visible(len(own) > 0)
             _panel(axes, own, levels, scale)
-            axes.set_title(f"{source}{PART_NAMES[part]}")
+            axes.set_title(f"{source}{PART_SUFFIXES[part]}")
             axes.xaxis.get_major_locator().set_params(integer=True)
         row[0].set_ylabel("mean calibration KL (nats)")
     for column in panels.T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import UNIFORM, read_joint, with_figures
 from kvstages.figures.labels import place_labels
 from kvstages.figures.storage_axis import storage_axis
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=11,
+    title="Frontier",
+    inputs={
+        "frontier": Input("frontier_files", "joint.csv"),
+    },
+)
 
 COLUMNS = ["recipe", "policy", "total_bytes", "bf16_bytes", "mean_kl", "mean_kl_low", "mean_kl_high"]
 

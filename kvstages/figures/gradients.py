@@ -5,15 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.gradient_accuracy import scores
+from kvstages.analysis.labels import PART_LABELS
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.figures.style import line_style
-from kvstages.tables.sensitivity_summary import PARTS_SAID
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=13,
+    title="Scores from gradients",
+    inputs={
+        "measured": Input("own_measured_score_files", "MEASURED.csv"),
+        "estimated": Input("gradient_score_files", "FILE", "Sensitivity table of the stage gradients."),
+    },
+)
 
 
 def numbers(measured: Path, estimated: Path) -> pd.DataFrame:
@@ -43,7 +53,7 @@ def draw(table: pd.DataFrame) -> Figure:
             if len(marks):
                 above.plot(marks["measured_kl"], marks["estimated_kl"], **look, label=precision.upper())
                 below.plot(marks["measured_kl"], marks["ratio"], **look)
-        above.set_title(PARTS_SAID[part])
+        above.set_title(PART_LABELS[part])
         for axes in (above, below):
             axes.set_xscale("log")
             axes.set_yscale("log")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.labels import place_labels
 from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
@@ -17,6 +18,15 @@ from kvstages.policies.names import policy_order, split_policy
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=3,
+    title="Greedy path",
+    inputs={
+        "policies": Input("greedy_policy_files", "POLICY.json", several=True),
+    },
+    beside=("greedy_step_files",),
+)
 
 
 def numbers(policies: Sequence[Path]) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.policies import coinciding
 from kvstages.figures.style import legend_columns, line_style
 from kvstages.figures.zero_strip import ZeroStrip
@@ -15,6 +16,15 @@ from kvstages.policies.names import policy_order
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=5,
+    title="KL by position",
+    inputs={
+        "evaluations": Input("evaluation_files", "EVALUATION.json", several=True),
+    },
+    beside=("position_files",),
+)
 
 
 def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:

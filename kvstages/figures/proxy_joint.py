@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.additivity import additivity
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import RANDOM, UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import line_style
@@ -15,6 +16,14 @@ from kvstages.policies.names import ALLOCATORS
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=12,
+    title="Proxy against joint KL",
+    inputs={
+        "tables": Input("joint_files", "joint.csv", several=True),
+    },
+)
 
 # Random policies are many: small and below all others. All are marks without lines.
 LOOKS = {

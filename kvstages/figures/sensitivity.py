@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.labels import PART_SUFFIXES
 from kvstages.cache.precision_grid import PARTS
 from kvstages.figures.shades import ink
 from kvstages.files.read import read_columns
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PART_NAMES = {"kv": "", "k": ", keys", "v": ", values"}
+FIGURE = Entry(
+    number=1,
+    title="Sensitivity of each head",
+    inputs={
+        "sensitivity": Input("own_score_files", "SENSITIVITY.csv"),
+    },
+)
+
 MARK = "#d1590b"
 # A triangle in the upper left of a cell, to the right and up from its corner.
 CORNER = [(0, 0), (0.26, 0), (0, -0.42)]
@@ -67,7 +76,7 @@ def draw(table: pd.DataFrame) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (precision, part) in zip(panels, maps, strict=False):
         own = table[(table["precision"] == precision) & (table["part"] == part)]
-        _map(axes, own, precision.upper() + PART_NAMES[part], _scale(table.loc[table["precision"] == precision]))
+        _map(axes, own, precision.upper() + PART_SUFFIXES[part], _scale(table.loc[table["precision"] == precision]))
     for axes in panels:
         axes.set_visible(False)
     _legend(figure, table)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.labels import place_labels
 from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
@@ -16,6 +17,14 @@ from kvstages.policies.names import policy_order
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+FIGURE = Entry(
+    number=4,
+    title="Storage against KL",
+    inputs={
+        "evaluations": Input("evaluation_files", "EVALUATION.json", several=True),
+    },
+)
 
 COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
 

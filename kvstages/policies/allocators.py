@@ -49,7 +49,7 @@ Allocator = Callable[[ScoreTable, Budget, int], Allocation]
 
 
 def greedy(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """As published (docs/method.md, "Allocation"); nothing is random.
+    """The published rule (docs/method.md, "Allocation"); nothing is random.
 
     A move adds max(score after − score before, 0). Of the moves that still fit a budget in nats, the one with the least
     added KL per byte saved is taken (ties: the unit that comes first), until none fits. With a budget in bytes: the
@@ -72,7 +72,7 @@ def exact(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
 
 
 def by_layer(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """Greedy with all heads of a layer alike: what moves is a layer (or its keys, or its values); nothing is random.
+    """The greedy rule where all heads of a layer (or their keys, or their values) move together; nothing is random.
 
     A layer saves many bytes at once. So that its policies can be compared at equal bytes, under a budget in bytes the
     last move takes only as many of the layer's heads, from the first, as the bytes need: at most one layer is mixed.
@@ -83,7 +83,7 @@ def by_layer(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
 
 
 def by_depth(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """First layers higher, whatever the scores; nothing is random.
+    """A rule without scores: the first layers keep more bits; nothing is random.
 
     All units go down one rung, from the last layer to the first, before any goes down the next; within a layer the
     first head first, keys before values. A budget in nats ends the path before the first move that would not fit.
@@ -94,7 +94,7 @@ def by_depth(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
 
 
 def reconstruction(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """Greedy by what quantization does to keys and values, not to the output; nothing is random.
+    """The greedy rule by the error of keys and values instead of the output; nothing is random.
 
     The next move adds the least relative reconstruction error per byte saved. A budget in nats (of output KL, as for
     every allocator) ends the path before the first move that would not fit. ValueError where the table has no errors.
@@ -103,7 +103,7 @@ def reconstruction(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocati
 
 
 def at_random(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
-    """One random policy of so many bytes (``draw``). ValueError for a budget in nats, which would need an order."""
+    """One random policy of the budget's bytes (``draw``). ValueError for a budget in nats, which needs an order."""
     if budget.measure != "bytes":
         raise ValueError("allocator at-random: the budget is in nats, expected bytes, such as 400000B")
     return Allocation([table.ladder[rung] for rung in draw(table, int(budget.amount), 1, seed)[0]], [])
@@ -120,7 +120,7 @@ ALLOCATORS: dict[str, Allocator] = {
 
 
 def granularity(table: ScoreTable) -> int:
-    """Bytes that a policy can miss a budget by: the most that one unit saves by a move of one rung."""
+    """The bytes by which a policy can miss a budget: the most that one unit saves by a move of one rung."""
     return int(-np.diff(table.sizes[0]).min(initial=0))
 
 

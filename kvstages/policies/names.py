@@ -1,4 +1,4 @@
-"""How identifiers are written in paths and tables; nothing else formats them."""
+"""Identifiers in paths and tables: the only place that formats or parses them."""
 
 from __future__ import annotations
 

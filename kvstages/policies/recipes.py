@@ -1,7 +1,7 @@
-"""Sets of policies to be measured together: recipes at equal bytes, and frontiers from all BF16 to all-lowest.
+"""Sets of policies to be measured together: recipes at equal bytes, and frontiers from all BF16 to the last rung.
 
-A recipe is an allocator on a score table (its source, unit and ladder). A set knows only the proxy and the bytes of its
-policies; their joint KL is for a later stage to measure, all in one way.
+A recipe is an allocator on a score table (its source, unit and ladder). A set has the proxy and the bytes of its
+policies. A later stage measures their joint KL, all in one way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kvstages.policies.making import policy_record
 from kvstages.scores.table import ScoreTable
 
 NAME = r"[a-z0-9][a-z0-9.-]*"
-# What is told of the proxies of random policies.
+# Quantiles that are recorded of the proxies of random policies.
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 class RecipeText(NamedTuple):
-    """A recipe as it is written, its scores named by their source."""
+    """A recipe as text, with the source of its scores by name."""
 
     name: str
     allocator: str
@@ -84,10 +84,10 @@ class Recipe:
 def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: int, seed: int) -> dict[str, Any]:
     """One policy of every recipe at the bytes of the first recipe's policy, whose budget is in nats or bytes.
 
-    A random recipe gives the first ``random`` of ``draws`` policies instead, and how the proxies of all of them spread
-    (see ``spread``). Each policy takes ``limit`` bytes or less, by less than the ``granularity`` of its recipe; only
-    exact may take less yet, where more bytes would not lower its proxy. ValueError where a recipe cannot keep to the
-    bytes, and where names repeat.
+    A random recipe gives the first ``random`` of ``draws`` policies instead, and the spread of all their proxies (see
+    ``spread``). Each policy takes ``limit`` bytes or less, by less than the ``granularity`` of its recipe. Only exact
+    may take even less, where more bytes would not lower its proxy. ValueError where a recipe cannot keep to the bytes,
+    and where names repeat.
     """
     _check_names(recipes)
     if recipes[0].allocator == "at-random":
@@ -115,10 +115,9 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
 
 
 def spread(recipe: Recipe, rungs: np.ndarray, policies: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Quantiles of the proxies of random policies, rungs [N, U], and where other policies fall among them.
+    """Quantiles of the proxies of random policies, rungs [N, U], and the places of other policies among them.
 
-    Told of each policy that the recipe's table can score: its proxy by that table, and the share of the random ones
-    below it.
+    A policy that the recipe's table can score has its proxy by that table, and the share of the random ones below it.
     """
     table = recipe.table
     proxies = np.sort(table.costs[np.arange(rungs.shape[1]), rungs].sum(axis=1))

@@ -1,4 +1,4 @@
-"""A policy's record as it is read: its keys, its shape and its precisions checked."""
+"""Reading a policy's record: checks of its keys, its shape and its precisions."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+# Stages that make one of many things, and the package that holds a module for each of these.
+FAMILIES = {"figure": "figures", "table": "tables"}
 
 
 def module_path(module: str, package: Path) -> Path | None:
@@ -55,13 +57,19 @@ def imported_modules(module: str, package: Path) -> frozenset[str]:
     )
 
 
-def stage_modules(stage: str, package: Path = PACKAGE) -> list[str]:
-    """Sorted names of the modules that ``python -m kvstages STAGE`` imports; ValueError on an unknown stage."""
+def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE) -> list[str]:
+    """Sorted names of the modules that ``python -m kvstages STAGE`` imports; ValueError on an unknown stage.
+
+    ``member`` names what a stage of a family makes: ``stage_modules("figure", "storage-kl")``. Without it the modules
+    are those of the command alone.
+    """
     command = f"{package.name}.commands.{stage.replace('-', '_')}"
     if module_path(command, package) is None:
         raise ValueError(f"stage {stage!r}: {package.name}/commands has no file for it")
     modules: set[str] = set()
     waiting = {f"{package.name}.__main__", command}
+    if member is not None:
+        waiting.add(f"{package.name}.{FAMILIES[stage]}.{member.replace('-', '_')}")
     while waiting:
         module = waiting.pop()
         modules.add(module)
@@ -69,10 +77,10 @@ def stage_modules(stage: str, package: Path = PACKAGE) -> list[str]:
     return sorted(modules)
 
 
-def stage_digest(stage: str, package: Path = PACKAGE) -> str:
+def stage_digest(stage: str, member: str | None = None, package: Path = PACKAGE) -> str:
     """First 16 hexadecimal digits of the sha256 over names and contents of a stage's modules and their data files."""
     digest = hashlib.sha256()
-    for module in stage_modules(stage, package):
+    for module in stage_modules(stage, member, package):
         for path in (module_path(module, package), *data_files(module, package)):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)

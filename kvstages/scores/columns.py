@@ -1,4 +1,4 @@
-"""The table that one layer's sweep is written as."""
+"""Columns of the tables of scores, and the table of one layer's sweep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstages.cache.precisions import size_rank
 
 SETTING = ["execution", "compute_dtype"]
 SWEEP_COLUMNS = ["layer", "head", "part", "precision", "block", "mean_kl", "base_kl", "reconstruction_error", *SETTING]
-# The null interventions of the floor come after the precisions (see ``cache.CONTROLS``).
+# The control interventions come after the precisions (docs/method.md, "Floor and control interventions").
 FLOOR, BF16_STEP = "compute-step", "bf16-step"
 CONTROLS = (FLOOR, BF16_STEP)
 

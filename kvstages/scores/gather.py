@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
@@ -20,9 +19,14 @@ from kvstages.scores.columns import (
     precision_rank,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
+    import pandas as pd
+
     ledger.note(path)
     try:
         table = pd.read_csv(path)
@@ -36,12 +40,13 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     """The sensitivity table of sweep shards: mean over the blocks and its standard error between blocks (nats).
 
-    A score is the KL that a trial adds to that of the sweep's base (0 where the base is the reference). Where the
-    sweeps hold null interventions they become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head and part,
-    and a score below its floor is marked (docs/method.md, "Floor and control interventions").
-    ``source`` names the table. ValueError if shards differ in how they were measured, a layer is missing or comes
-    twice, or what was tried differs between layers.
+    A score is the KL that an intervention adds to that of the sweep's base (0 where the base is the reference). Control
+    interventions become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head and part, and a score below its
+    floor is marked (docs/method.md, "Floor and control interventions"). ``source`` names the table. ValueError if
+    shards differ in how they were measured or in their interventions, or if a layer is missing or comes twice.
     """
+    import pandas as pd
+
     table = pd.concat([read_table(shard, SWEEP_COLUMNS) for shard in shards], ignore_index=True)
     settings = table[SETTING].drop_duplicates()
     if len(settings) != 1:

@@ -1,4 +1,4 @@
-"""What the quantization of every tensor does to the output, to first order, as a few random numbers each: a_u.
+"""Projections a_u: the first-order effect of quantizing each tensor, as a few random numbers for each.
 
 The stage ``gradients`` writes them (see ``measure.gradients``): for each probe, block, layer, tensor and precision the
 product of a random gradient with what that precision changes about the tensor. Their squares are KLs to second order:

@@ -1,4 +1,4 @@
-"""Scores of units: what the allocators decide by, read from a sensitivity table.
+"""The table of scores that allocators read.
 
 Axes: U units, P quantized precisions, R rungs of the ladder (BF16 and the precisions that save bytes).
 """
@@ -140,7 +140,7 @@ class ScoreTable:
 
 
 def describe(unit: Unit) -> str:
-    """A unit in messages."""
+    """A unit as messages name it."""
     return f"layer {unit.layer}, head {unit.head}, part {unit.part}"
 
 

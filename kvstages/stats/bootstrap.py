@@ -1,9 +1,10 @@
-"""How sure a measured figure is: bootstrap over blocks, paired comparisons, McNemar's test, rank correlation.
+"""The uncertainty of a measured figure: bootstrap over blocks, paired comparisons, McNemar's test.
 
-Positions of one block depend on each other, blocks hardly: what is drawn again is whole blocks, never positions.
-Samples are arrays with a row a block, [B] or [B, T]; NaN stands for positions that have no value (the last of a block
-has no next token). All blocks count alike. Every draw has a seed, so the same files give the same intervals.
-Efron and Tibshirani, An Introduction to the Bootstrap, 1993 (percentile intervals: chapter 13).
+Positions of one block depend on each other, and blocks hardly do. So the bootstrap draws whole blocks and never
+positions (docs/method.md, "Intervals"). Samples are arrays with a row for each block, [B] or [B, T]; NaN marks a
+position without a value (the last of a block has no next token). All blocks have the same weight. Every draw has a
+seed, so the same files give the same intervals. Efron and Tibshirani, An Introduction to the Bootstrap, 1993
+(percentile intervals: chapter 13).
 """
 
 from __future__ import annotations
@@ -105,12 +106,12 @@ def relative_reduction(first: np.ndarray, second: np.ndarray, seed: int = 0) -> 
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """Two-sided p of McNemar's exact test: do two policies succeed equally often? Booleans of the same positions.
+    """Two-sided p of McNemar's exact test that two policies succeed equally often: booleans of the same positions.
 
-    Only positions where exactly one of the two succeeds (for example agrees with the reference) tell; if neither policy
-    is better they are fair coins. The test takes positions as independent. Those of one block hardly are, so a small p
-    alone says less than the interval of ``paired_difference``. McNemar, Psychometrika 12, 1947. ValueError if the
-    shapes differ.
+    The test uses the positions where exactly one of the two succeeds (for example agrees with the reference). If
+    neither policy is better, these are tosses of a fair coin. The test takes positions as independent. Those of one
+    block are not, so a small p alone says less than the interval of ``paired_difference``. McNemar, Psychometrika 12,
+    1947. ValueError if the shapes differ.
     """
     first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     if first.shape != second.shape:

@@ -19,8 +19,10 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation of lists [..., N] that broadcast against each other: [...]. For many draws at once:
-    equal values are ranked by their order, which ``rank_correlation`` does not do."""
+    """Spearman's rank correlation of lists [..., N] that broadcast against each other: [...].
+
+    It serves many draws at once. Unlike ``rank_correlation`` it ranks equal values by their order.
+    """
 
     def centred(values: np.ndarray) -> np.ndarray:
         ranks = np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")

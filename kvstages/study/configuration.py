@@ -11,6 +11,7 @@ form, so 0.10 in the file gives ``greedy-0.1`` and 1e-3 gives ``greedy-0.001``.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -26,7 +27,7 @@ from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET
+from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
 from kvstages.study.artifacts import SOURCES, check_artifact
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 
@@ -38,7 +39,8 @@ EXECUTIONS = ("one-pass", "token-by-token")
 SENSITIVITIES = ("measured", "gradients")
 DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
-FILES = ("checkpoint", "vocabulary", "merges", "shard")
+FILES = ("checkpoint", "shard")
+ARMS = ("noise", "control")
 # Noise of more bits than a cache's widest code would be none.
 NOISE_BITS = range(2, 9)
 # Importing torch alone takes about 220 MB.
@@ -100,8 +102,18 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             {"published": published, "comparison": comparison},
         )
         check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
+        check_adapted_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
+
+
+def check_adapted_policy(study: Mapping[str, Any]) -> None:
+    """ValueError unless the policy that adapted models are evaluated with is one of the study's."""
+    allocated = [policy_name(*pair) for pair in itertools.product(study["allocators"], study["budgets"])]
+    names = ["bf16", *study["precisions"], *allocated]
+    policy = study["adaptation"]["policy"]
+    if policy not in names:
+        raise ValueError(f"adaptation.policy: {policy}, expected one of the study's policies: {', '.join(names)}")
 
 
 def study_file(name: str) -> str:
@@ -272,7 +284,7 @@ def studies(where: str, value: Any) -> None:
 
 
 def artifacts(where: str, value: Any) -> None:
-    """Where the four pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
+    """Where the two pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
 
     def file(where: str, value: Any) -> None:
         keys(value, where, {"path": text, "sha256": digits(64)})
@@ -405,10 +417,14 @@ def adaptation(where: str, value: Any) -> None:
         if value is not None:
             raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
 
+    def policy(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(POLICY, value):
+            raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
+
     def arms(where: str, value: Any) -> None:
         known = {
-            "noise": lambda where, value: keys(value, where, {"noise_bits": noise}),
-            "control": lambda where, value: keys(value, where, {"noise_bits": no_noise}),
+            arm: lambda where, value, bits=bits: keys(value, where, {"noise_bits": bits})
+            for arm, bits in zip(ARMS, (noise, no_noise), strict=True)
         }
         keys(value, where, {}, known)
         if not value:
@@ -424,6 +440,7 @@ def adaptation(where: str, value: Any) -> None:
             "weight_decay": number(positive=False),
             "clip": number(positive=True),
             "beta": number(positive=False),
+            "policy": policy,
             "seeds": lambda where, value: each(where, value, seed, "seeds"),
             "arms": arms,
         },

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstages.analysis import published as publication
 from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.entries import Entry, Input
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
 from kvstages.tables.notes import (
@@ -28,12 +29,22 @@ from kvstages.tables.page import Column, Section, divergence, page, percent
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=3,
+    title="Adaptation by arm and seed",
+    inputs={
+        "adapted": Input("adapted_evaluation_files", "ARM/seed-SEED/POLICY/evaluation.json", several=True),
+        "original": Input("original_evaluation_files", "FILE", "The same policy, original model.", several=True),
+    },
+    published=True,
+)
+
 # The arm of this project that repeats the published recipe.
 PUBLISHED_ARM = "noise"
 
 
-def adaptation(
-    original: Sequence[Path], adapted: Sequence[Path], published: Path | None = None, study: str | None = None
+def make(
+    adapted: Sequence[Path], original: Sequence[Path], published: Path | None = None, study: str | None = None
 ) -> tuple[pd.DataFrame, str]:
     """Rows by cache policy, arm and seed, with mean and (sample) standard deviation over the seeds of each arm.
 

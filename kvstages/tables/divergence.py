@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
 from kvstages.stats.summary import PERCENTILES, SPREAD
@@ -14,6 +15,14 @@ from kvstages.tables.page import Column, Section, count, decimal, divergence, pa
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TABLE = Entry(
+    number=4,
+    title="Divergence in full",
+    inputs={
+        "evaluations": Input("evaluation_files", "EVALUATION.json", several=True),
+    },
+)
 
 NOTES = [
     "p is the policy's distribution of the next token, q the reference's. KL in nats, over all positions; nothing "
@@ -27,7 +36,7 @@ NOTES = [
 ]
 
 
-def divergence_table(evaluations: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(evaluations: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """(table, page): one row a policy, from each evaluation.json; bf16, int8, int4, then by budget."""
     import pandas as pd
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.equal_bytes import equal_bytes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, read_joint
 from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
@@ -13,6 +14,15 @@ from kvstages.tables.page import Column, Section, count, decimal, divergence, fa
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TABLE = Entry(
+    number=5,
+    title="Recipes at equal bytes",
+    inputs={
+        "comparisons": Input("comparison_files", "BUDGET/joint.csv", several=True),
+    },
+    beside=("comparison_set_files",),
+)
 
 NOTES = [
     "Less KL and the change of agreement are paired: both policies are measured on the same blocks, and these are "
@@ -29,7 +39,7 @@ NOTES = [
 ]
 
 
-def equal_bytes_table(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """One row for each budget and recipe of the comparisons' joint.csv; see ``equal_bytes.equal_bytes``."""
     table = equal_bytes(comparisons)
     columns = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import UNIFORM, read_joint, with_figures
 from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, count, decimal, divergence, factor, page, percent
@@ -12,11 +13,19 @@ from kvstages.tables.page import Column, Section, count, decimal, divergence, fa
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=6,
+    title="Frontier",
+    inputs={
+        "frontier": Input("frontier_files", "joint.csv"),
+    },
+)
+
 COPIED = ["recipe", "policy", "allocator", "sensitivity", "unit", "precisions", "bytes", "compression", "proxy"]
 MEASURED = [f"{name}{end}" for name in ("mean_kl", "agreement") for end in ("", "_low", "_high")]
 
 
-def frontier_table(frontier: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(frontier: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
     """One row a policy of a joint.csv: families in the order of the file, each by falling bytes."""
     joint = read_joint(frontier)
     table = with_figures(joint)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.gradient_accuracy import accuracy
+from kvstages.analysis.labels import PART_LABELS
 from kvstages.tables.notes import page_title
 from kvstages.tables.page import Column, Section, count, decimal, page, percent
-from kvstages.tables.sensitivity_summary import PARTS_SAID
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TABLE = Entry(
+    number=8,
+    title="Scores from gradients",
+    inputs={
+        "measured": Input("own_measured_score_files", "MEASURED.csv"),
+        "projections": Input("projection_files", "FILE", "Projections of the stage gradients."),
+    },
+)
 
 NOTES = [
     "Rank correlation: Spearman's, of estimated and measured scores over the units (heads, or their keys or values) "
@@ -24,10 +34,10 @@ NOTES = [
 ]
 
 
-def gradients_table(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
     """Rows by part, precision and number of probes; the page tells those of all probes first."""
     table = accuracy(measured, projections)
-    shown = table.assign(part=table["part"].map(PARTS_SAID))
+    shown = table.assign(part=table["part"].map(PART_LABELS))
     names = [Column("of a head", "part", str), Column("precision", "precision", str)]
     figures = [
         Column("rank correlation", "rank_correlation", decimal(3)),

@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.prediction import PREDICTORS, summarise
 from kvstages.tables.notes import PROXY_NOTE, page_title
 from kvstages.tables.page import Column, Section, count, decimal, page
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TABLE = Entry(
+    number=9,
+    title="Predicted and measured joint KL",
+    inputs={
+        "predictions": Input("prediction_files", "predictions.csv"),
+        "held_out": Input(
+            "predicted_joint_files", "joint.csv", "joint.csv of the same policies on the held-out window.", several=True
+        ),
+    },
+)
 
 NOTES = [
     "Every prediction is made on the calibration window: from the measured scores of single units, from gradients with "
@@ -26,7 +38,7 @@ NOTES = [
 ]
 
 
-def prediction_table(predictions: Path, held_out: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(predictions: Path, held_out: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """Rows by window, set of policies and prediction."""
     table = summarise(predictions, held_out)
     columns = [

@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.additivity import additivity, summarise
+from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import read_joint
 from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, count, decimal, divergence, page
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TABLE = Entry(
+    number=7,
+    title="Proxy against joint KL",
+    inputs={
+        "tables": Input("joint_files", "joint.csv", several=True),
+    },
+)
 
 NOTES = [
     "Rank correlation: Spearman's, of the policies' proxies with their joint KL. Ratio: joint KL / proxy, its "
@@ -24,7 +33,7 @@ NOTES = [
 ]
 
 
-def proxy_joint_table(tables: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+def make(tables: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
     """Rows by source of the scores and size of the proxy, from all policies of the joint.csv files given."""
     found = additivity(tables)
     table = summarise(found)

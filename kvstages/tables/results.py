@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis import published as publication
+from kvstages.analysis.entries import Entry, Input
 from kvstages.cache.precisions import by_size
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
@@ -29,11 +30,21 @@ from kvstages.tables.page import Column, Section, count, divergence, factor, pag
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE = Entry(
+    number=1,
+    title="Results of every policy",
+    inputs={
+        "evaluations": Input("evaluation_files", "EVALUATION.json", several=True),
+    },
+    beside=("policy_files",),
+    published=True,
+)
+
 METRICS = ["policy", "proxy", *HELD_OUT, "total_bytes", "compression"]
 TENSORS_NOTE = "Tensors: a head has two, its keys and its values. Precisions that no policy uses are left out."
 
 
-def results(
+def make(
     evaluations: Sequence[Path], published: Path | None = None, study: str | None = None
 ) -> tuple[pd.DataFrame, str]:
     """One row a policy, from each evaluation.json and the policy.json beside it; uniform ones first, then by budget."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.analysis import published as publication
+from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.labels import PART_LABELS
 from kvstages.cache.precisions import MAX_CODES
 from kvstages.files.read import read_columns, read_record
 from kvstages.tables.notes import (
@@ -24,7 +26,16 @@ from kvstages.tables.page import Column, Section, count, decimal, divergence, pa
 if TYPE_CHECKING:
     import pandas as pd
 
-PARTS_SAID = {"kv": "keys and values", "k": "keys", "v": "values"}
+TABLE = Entry(
+    number=2,
+    title="Sensitivity in numbers",
+    inputs={
+        "evaluations": Input("uniform_evaluation_files", "UNIFORM/evaluation.json", several=True),
+        "sensitivity": Input("score_files", "FILE", "A gathered sensitivity table.", several=True),
+    },
+    published=True,
+)
+
 # What was published can say nothing about floors, which were not measured, and theory is the same for all.
 PUBLISHED_COLUMNS = [
     "sum",
@@ -38,9 +49,9 @@ PUBLISHED_COLUMNS = [
 ]
 
 
-def sensitivity_summary(
-    sensitivities: Sequence[Path],
+def make(
     evaluations: Sequence[Path],
+    sensitivity: Sequence[Path],
     published: Path | None = None,
     study: str | None = None,
 ) -> tuple[pd.DataFrame, str]:
@@ -60,7 +71,7 @@ def sensitivity_summary(
             ["source", "part", "precision", *MEASURED],
             ["floor_kl", "bf16_step_kl"],
         )
-        for path in sensitivities
+        for path in sensitivity
     ]
     records = [read_record(path, ["policy", "mean_kl", *MEASURED, *WINDOW]) for path in evaluations]
     joint = {(record["policy"], record["compute_dtype"]): record["mean_kl"] for record in records}
@@ -83,7 +94,7 @@ def sensitivity_summary(
                     for row in table.itertuples(index=False)
                 ],
             )
-    shown = table.assign(part=table["part"].map(PARTS_SAID))
+    shown = table.assign(part=table["part"].map(PART_LABELS))
     names = [Column("source", "source", str), Column("of a head", "part", str), Column("precision", "precision", str)]
     spread = [
         *names,

@@ -20,8 +20,8 @@ rule adapt_model:
     resources:
         gpu=GPUS,
     params:
-        training=training_arguments,
-        code=code("adapt"),
+        training=STUDIES.ask("training_arguments", wildcards="arm seed"),
+        code=stage_digest("adapt"),
     message:
         "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
@@ -44,8 +44,8 @@ rule evaluate_adapted:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the model adapted with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:

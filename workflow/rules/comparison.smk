@@ -2,12 +2,13 @@
 
 The published recipe (greedy on scores in BF16 arithmetic) sets the bytes of each budget; every other recipe gets those.
 The exact allocator's policy of them is measured around and refined. All policies of a budget, and all of the frontier,
-are measured in one job each, against the reference of the study.
+are measured in one job each, against the reference of the study. What gradients predict of the largest sets is measured
+on the calibration window too.
 
 Needs: results/{study}/scores/..., resources/{study}/model.safetensors, results/{study}/windows.safetensors,
-results/{study}/reference/validation.safetensors.
+results/{study}/reference/{window}.safetensors, results/{study}/sweep/..., results/{study}/gradients/projections.safetensors.
 Makes: results/{study}/comparison/{budget}/{published,exact}/policy.json and steps.csv, moves/layer-{layer}.csv, moves.csv,
-refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv.
+refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv; results/{study}/gradients/joint.csv and predictions.csv.
 """
 
 
@@ -21,8 +22,8 @@ rule allocate_published_recipe:
     log:
         "logs/allocate_published_recipe/{study}/{budget}.log",
     params:
-        tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("allocate"),
+        tokens=STUDIES.ask("block"),
+        code=stage_digest("allocate"),
     message:
         "{wildcards.study}: the published recipe's policy of budget {wildcards.budget}"
     shell:
@@ -33,7 +34,7 @@ rule allocate_published_recipe:
 
 rule allocate_base:
     input:
-        sensitivity=source_file,
+        sensitivity=STUDIES.ask("own_score_files"),
         model="resources/{study}/model.safetensors",
         limit="results/{study}/comparison/{budget}/published/policy.json",
     output:
@@ -42,8 +43,8 @@ rule allocate_base:
     log:
         "logs/allocate_base/{study}/{budget}.log",
     params:
-        tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("allocate"),
+        tokens=STUDIES.ask("block"),
+        code=stage_digest("allocate"),
     message:
         "{wildcards.study}: the exact policy at the published recipe's bytes of budget {wildcards.budget}"
     shell:
@@ -66,8 +67,8 @@ rule sweep_around_policy:
         gpu=GPUS,
     params:
         layer=lambda wildcards: int(wildcards.layer),
-        execution=execution_arguments,
-        code=code("sweep"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("sweep"),
     message:
         "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
     shell:
@@ -78,16 +79,13 @@ rule sweep_around_policy:
 
 rule gather_moves:
     input:
-        lambda wildcards: [
-            f"results/{wildcards.study}/comparison/{wildcards.budget}/moves/layer-{layer}.csv"
-            for layer in layers(wildcards.study)
-        ],
+        STUDIES.ask("move_files", wildcards="budget"),
     output:
         "results/{study}/comparison/{budget}/moves.csv",
     log:
         "logs/gather_moves/{study}/{budget}.log",
     params:
-        code=code("gather"),
+        code=stage_digest("gather"),
     message:
         "{wildcards.study}: gather the moves around the policy of budget {wildcards.budget}"
     shell:
@@ -98,14 +96,14 @@ rule refine_policy:
     input:
         base="results/{study}/comparison/{budget}/exact/policy.json",
         moves="results/{study}/comparison/{budget}/moves.csv",
-        sensitivity=source_file,
+        sensitivity=STUDIES.ask("own_score_files"),
         model="resources/{study}/model.safetensors",
     output:
         "results/{study}/comparison/{budget}/refined.json",
     log:
         "logs/refine_policy/{study}/{budget}.log",
     params:
-        code=code("refine"),
+        code=stage_digest("refine"),
     message:
         "{wildcards.study}: reallocate around the policy of budget {wildcards.budget}"
     shell:
@@ -115,17 +113,17 @@ rule refine_policy:
 
 rule make_policy_set:
     input:
-        sensitivities=sensitivity_files,
+        sensitivities=STUDIES.ask("score_files"),
         model="resources/{study}/model.safetensors",
     output:
         "results/{study}/comparison/{budget}/policy-set.json",
     log:
         "logs/make_policy_set/{study}/{budget}.log",
     params:
-        sensitivities=sensitivity_arguments,
-        recipes=equal_bytes_arguments,
-        tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("policy-set"),
+        sensitivities=STUDIES.ask("score_arguments"),
+        recipes=STUDIES.ask("equal_bytes_arguments"),
+        tokens=STUDIES.ask("block"),
+        code=stage_digest("policy-set"),
     message:
         "{wildcards.study}: policies at the bytes of budget {wildcards.budget}"
     shell:
@@ -135,17 +133,17 @@ rule make_policy_set:
 
 rule make_frontier:
     input:
-        sensitivities=sensitivity_files,
+        sensitivities=STUDIES.ask("score_files"),
         model="resources/{study}/model.safetensors",
     output:
         "results/{study}/frontier/policy-set.json",
     log:
         "logs/make_frontier/{study}.log",
     params:
-        sensitivities=sensitivity_arguments,
-        recipes=frontier_arguments,
-        tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("policy-set"),
+        sensitivities=STUDIES.ask("score_arguments"),
+        recipes=STUDIES.ask("frontier_arguments"),
+        tokens=STUDIES.ask("block"),
+        code=stage_digest("policy-set"),
     message:
         "{wildcards.study}: policies along the frontier"
     shell:
@@ -168,8 +166,8 @@ rule evaluate_policy_set:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate-set"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
     shell:
@@ -192,10 +190,55 @@ rule evaluate_frontier:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate-set"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
         "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
+
+
+rule measure_on_calibration:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/calibration.safetensors",
+        policies=STUDIES.ask("predicted_set_files"),
+    output:
+        "results/{study}/gradients/joint.csv",
+    log:
+        "logs/measure_on_calibration/{study}.log",
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        policies=lambda wildcards, input: options_of("--policies", input.policies),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate-set"),
+    message:
+        "{wildcards.study}: measure policies on the window of the sensitivities"
+    shell:
+        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window calibration"
+        " {params.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
+
+
+rule predict_policies:
+    input:
+        sweeps=STUDIES.ask("own_sweep_files"),
+        model="resources/{study}/model.safetensors",
+        projections="results/{study}/gradients/projections.safetensors",
+        policies=STUDIES.ask("predicted_set_files"),
+        joint="results/{study}/gradients/joint.csv",
+    output:
+        "results/{study}/gradients/predictions.csv",
+    log:
+        "logs/predict_policies/{study}.log",
+    params:
+        policies=lambda wildcards, input: options_of("--policies", input.policies),
+        code=stage_digest("predict"),
+    message:
+        "{wildcards.study}: predict the joint KL of policies"
+    shell:
+        "python -m kvstages predict {input.sweeps} --model {input.model} --projections {input.projections}"
+        " {params.policies} --joint {input.joint} --output {output} 2> {log}"

@@ -7,7 +7,7 @@ Makes: results/{study}/policies/{policy}/policy.json and steps.csv.
 
 rule allocate_policy:
     input:
-        sensitivity=source_file,
+        sensitivity=STUDIES.ask("own_score_files"),
         model="resources/{study}/model.safetensors",
     output:
         policy="results/{study}/policies/{policy}/policy.json",
@@ -15,9 +15,9 @@ rule allocate_policy:
     log:
         "logs/allocate_policy/{study}/{policy}.log",
     params:
-        allocation=allocation_arguments,
-        tokens=lambda wildcards: study_config(wildcards.study)["block"],
-        code=code("allocate"),
+        allocation=STUDIES.ask("allocation_arguments", wildcards="policy"),
+        tokens=STUDIES.ask("block"),
+        code=stage_digest("allocate"),
     message:
         "{wildcards.study}: allocate precisions for {wildcards.policy}"
     shell:

@@ -19,8 +19,8 @@ rule compute_reference:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("reference"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window"
     shell:
@@ -43,8 +43,8 @@ rule evaluate_policy:
     resources:
         gpu=GPUS,
     params:
-        execution=execution_arguments,
-        code=code("evaluate"),
+        execution=STUDIES.ask("execution_arguments"),
+        code=stage_digest("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
     shell:
@@ -58,6 +58,9 @@ use rule compute_reference as compute_reference_in with:
         "results/{study}/reference/{dtype}/{window}.safetensors",
     log:
         "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
 
@@ -73,5 +76,8 @@ use rule evaluate_policy as evaluate_policy_in with:
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
     log:
         "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"

@@ -19,27 +19,25 @@ rule sweep_layer:
         gpu=GPUS,
     params:
         layer=lambda wildcards: int(wildcards.layer),
-        trials=trial_arguments,
-        execution=execution_arguments,
-        code=code("sweep"),
+        interventions=STUDIES.ask("intervention_arguments", wildcards="dtype"),
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        code=stage_digest("sweep"),
     message:
         "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
     shell:
         "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " {params.trials} {params.execution} --output {output} 2> {log}"
+        " {params.interventions} {params.execution} --output {output} 2> {log}"
 
 
 rule gather_sensitivity:
     input:
-        lambda wildcards: [
-            f"results/{wildcards.study}/sweep/{wildcards.dtype}/layer-{layer}.csv" for layer in layers(wildcards.study)
-        ],
+        STUDIES.ask("sweep_files", wildcards="dtype"),
     output:
         "results/{study}/scores/measured-{dtype}.csv",
     log:
         "logs/gather_sensitivity/{study}/{dtype}.log",
     params:
-        code=code("gather"),
+        code=stage_digest("gather"),
     message:
         "{wildcards.study}: gather the sensitivities"
     shell:
@@ -59,10 +57,10 @@ rule gradients_sensitivity:
     resources:
         gpu=GPUS,
     params:
-        probes=lambda wildcards: study_config(wildcards.study)["probes"],
-        device=lambda wildcards: device_arguments(),
+        probes=STUDIES.ask("probes"),
+        device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
-        code=code("gradients"),
+        code=stage_digest("gradients"),
     message:
         "{wildcards.study}: estimate all sensitivities from gradients"
     shell:

@@ -7,17 +7,18 @@ Makes: results/{study}/manifest.json (with a time stamp) and results/{study}/SHA
 
 rule write_manifest:
     input:
-        lambda wildcards: study_inputs(wildcards.study) + study_outputs(wildcards.study),
+        STUDIES.ask("input_files"),
+        STUDIES.ask("output_files"),
     output:
         manifest="results/{study}/manifest.json",
         checksums="results/{study}/SHA256SUMS",
     log:
         "logs/write_manifest/{study}.log",
     params:
-        settings=manifest_settings,
-        pinned=pinned_arguments,
-        made=made_arguments,
-        code=code("manifest"),
+        settings=STUDIES.ask("manifest_settings"),
+        pinned=STUDIES.ask("pinned_arguments"),
+        made=STUDIES.ask("made_arguments", workflow.rules),
+        code=stage_digest("manifest"),
     message:
         "{wildcards.study}: record inputs, outputs, code and environment"
     shell:

@@ -1,0 +1,583 @@
+"""A study as the workflow sees it: the path of every file, and the arguments of every stage, from its configuration.
+
+The rule files hold patterns of paths and shell commands; whatever depends on a study's configuration they ask here.
+Lists of names (policies, arms, seeds, budgets) come in one order, whatever the order of the configuration. Properties
+that end in ``_files`` list paths from the working directory; figures and tables name their inputs by them
+(kvstages/analysis/entries.py), and a study has those whose inputs it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+from kvstages.analysis.entries import Entry
+from kvstages.cache.precision_grid import PARTS, UNITS
+from kvstages.cache.precisions import by_size
+from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
+from kvstages.scores.columns import BF16_STEP, FLOOR
+from kvstages.study.configuration import ARMS, FILES
+
+# Names of sources of scores: from gradients; measured in BF16, as published.
+GRADIENTS = "gradients"
+PUBLISHED = "measured-bfloat16"
+FIGURE_SUFFIXES = (".svg", ".png", ".csv")
+TABLE_SUFFIXES = (".html", ".csv")
+POLICY_FILES = ("policy.json", "steps.csv", "evaluation.json", "positions.csv")
+EVALUATION_FILES = ("evaluation.json", "positions.csv")
+ADAPTED_FILES = ("model.safetensors", "curve.csv")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study: ``settings`` are those of its file in config/studies, ``shared`` those of config/config.yaml.
+
+    ``figures`` and ``tables`` are all that there are; which of them this study has, ``figure_names`` and
+    ``table_names`` say.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    figures: Mapping[str, Entry] = field(default_factory=dict)
+    tables: Mapping[str, Entry] = field(default_factory=dict)
+
+    # What there is of each kind.
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the decoder's layers: 00, 01, ..."""
+        return [layer_name(layer) for layer in range(self.settings["layers"])]
+
+    @property
+    def compares(self) -> bool:
+        """Whether the study compares allocators, scores and units at equal bytes."""
+        return "comparison" in self.settings
+
+    @property
+    def compute_dtype(self) -> str:
+        """The arithmetic that the study's policies are measured in."""
+        return self.settings["compute_dtype"]
+
+    @property
+    def source(self) -> str:
+        """The scores that the study's policies come from."""
+        return GRADIENTS if self.settings["sensitivity"] == GRADIENTS else f"measured-{self.compute_dtype}"
+
+    @property
+    def sweep_dtypes(self) -> list[str]:
+        """Arithmetics that scores are measured in: the study's own, none where it takes its scores from gradients.
+
+        A comparison needs the study's own and, as published, BF16.
+        """
+        if self.compares:
+            return list(dict.fromkeys([self.compute_dtype, "bfloat16"]))
+        return [] if self.source == GRADIENTS else [self.compute_dtype]
+
+    @property
+    def other_dtypes(self) -> list[str]:
+        """Arithmetics other than the study's own that scores are measured in."""
+        return [dtype for dtype in self.sweep_dtypes if dtype != self.compute_dtype]
+
+    @property
+    def sources(self) -> list[str]:
+        """All sources of scores: the study's own; a comparison has measurements in BF16 and gradients too."""
+        measured = [f"measured-{dtype}" for dtype in self.sweep_dtypes]
+        return [*measured, GRADIENTS] if self.compares or not measured else measured
+
+    @property
+    def allocated_policies(self) -> list[str]:
+        """Names of the policies of every allocator and budget."""
+        names = [
+            policy_name(allocator, budget)
+            for allocator in self.settings["allocators"]
+            for budget in self.settings["budgets"]
+        ]
+        return sorted(names, key=policy_order)
+
+    @property
+    def greedy_policies(self) -> list[str]:
+        """Names of the greedy policies among them."""
+        return [policy for policy in self.allocated_policies if split_policy(policy)[0] == "greedy"]
+
+    @property
+    def uniform_policies(self) -> list[str]:
+        """Names of the quantized uniform policies."""
+        return list(self.settings["precisions"])
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of all policies: dense, uniform, allocated."""
+        return ["bf16", *self.uniform_policies, *self.allocated_policies]
+
+    @property
+    def comparison_budgets(self) -> list[float]:
+        """Budgets of the published recipe whose bytes are compared at; none where the study compares nothing."""
+        return sorted(self.settings["comparison"]["budgets"]) if self.compares else []
+
+    @property
+    def adapted_models(self) -> list[tuple[str, int]]:
+        """Arm and seed of each adapted model; an arm without noise draws nothing, and runs with the least seed only."""
+        settings = self.settings["adaptation"]
+        seeds = sorted(settings["seeds"])
+        return [
+            (arm, seed)
+            for arm in ARMS
+            if arm in settings["arms"]
+            for seed in (seeds if settings["arms"][arm]["noise_bits"] else seeds[:1])
+        ]
+
+    @property
+    def adapted_policies(self) -> list[str]:
+        """Policies that every adapted model is evaluated with: the one that the configuration names, and dense."""
+        return list(dict.fromkeys([self.settings["adaptation"]["policy"], "bf16"]))
+
+    @property
+    def figure_names(self) -> list[str]:
+        """The figures whose inputs the study has."""
+        return [name for name, entry in self.figures.items() if self.has(entry)]
+
+    @property
+    def table_names(self) -> list[str]:
+        """The tables whose inputs the study has."""
+        return [name for name, entry in self.tables.items() if self.has(entry)]
+
+    # Paths.
+
+    def result(self, *names: str) -> list[str]:
+        """Paths of results, from names inside the study's folder."""
+        return [f"results/{self.name}/{name}" for name in names]
+
+    def artifact(self, name: str) -> str:
+        """Path of a pinned artifact once fetched, under the file name that it has at its source."""
+        filename = PurePosixPath(self.settings["artifacts"]["files"][name]["path"]).name
+        return f"resources/{self.name}/{name}/{filename}"
+
+    @property
+    def input_files(self) -> list[str]:
+        """Every pinned artifact, and the converted weights."""
+        return [*(self.artifact(name) for name in FILES), f"resources/{self.name}/model.safetensors"]
+
+    def sweep_files(self, dtype: str) -> list[str]:
+        """The sweeps of all layers in one arithmetic."""
+        return self.result(*(f"sweep/{dtype}/layer-{layer}.csv" for layer in self.layers))
+
+    @property
+    def own_sweep_files(self) -> list[str]:
+        return self.sweep_files(self.compute_dtype)
+
+    def move_files(self, budget: str) -> list[str]:
+        """The sweeps of all layers around the exact policy of a comparison's budget."""
+        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for layer in self.layers))
+
+    @property
+    def score_files(self) -> list[str]:
+        """The tables of scores of all sources."""
+        return self.result(*(f"scores/{source}.csv" for source in self.sources))
+
+    @property
+    def own_score_files(self) -> list[str]:
+        """The table of scores that the study's policies come from."""
+        return self.result(f"scores/{self.source}.csv")
+
+    @property
+    def measured_score_files(self) -> list[str]:
+        """The tables of scores that were measured: the only ones with floors."""
+        return self.result(*(f"scores/measured-{dtype}.csv" for dtype in self.sweep_dtypes))
+
+    @property
+    def own_measured_score_files(self) -> list[str]:
+        """The scores measured in the study's own arithmetic."""
+        return self.measured_score_files[:1]
+
+    @property
+    def gradient_score_files(self) -> list[str]:
+        return self.result(f"scores/{GRADIENTS}.csv") if GRADIENTS in self.sources else []
+
+    @property
+    def projection_files(self) -> list[str]:
+        return self.result("gradients/projections.safetensors") if GRADIENTS in self.sources else []
+
+    def files_of(self, policies: Iterable[str], name: str) -> list[str]:
+        """One file of each of some policies."""
+        return self.result(*(f"policies/{policy}/{name}" for policy in policies))
+
+    @property
+    def policy_files(self) -> list[str]:
+        return self.files_of(self.policies, "policy.json")
+
+    @property
+    def allocated_policy_files(self) -> list[str]:
+        return self.files_of(self.allocated_policies, "policy.json")
+
+    @property
+    def greedy_policy_files(self) -> list[str]:
+        return self.files_of(self.greedy_policies, "policy.json")
+
+    @property
+    def greedy_step_files(self) -> list[str]:
+        return self.files_of(self.greedy_policies, "steps.csv")
+
+    @property
+    def evaluation_files(self) -> list[str]:
+        return self.files_of(self.policies, "evaluation.json")
+
+    @property
+    def position_files(self) -> list[str]:
+        return self.files_of(self.policies, "positions.csv")
+
+    @property
+    def uniform_evaluation_files(self) -> list[str]:
+        """Evaluations of the uniform policies in every arithmetic that scores are measured in."""
+        places = ["", *(f"{dtype}/" for dtype in self.other_dtypes)]
+        return self.result(
+            *(f"policies/{policy}/{place}evaluation.json" for policy in self.uniform_policies for place in places)
+        )
+
+    @property
+    def adapted_folders(self) -> list[str]:
+        """Folders of the adapted models inside the study's own."""
+        return [f"adaptation/{arm}/seed-{seed}" for arm, seed in self.adapted_models]
+
+    @property
+    def adapted_evaluations(self) -> list[str]:
+        """Folders of their evaluations: each model with each of the policies."""
+        return [f"{folder}/{policy}" for folder in self.adapted_folders for policy in self.adapted_policies]
+
+    @property
+    def curve_files(self) -> list[str]:
+        return self.result(*(f"{folder}/curve.csv" for folder in self.adapted_folders))
+
+    @property
+    def adapted_evaluation_files(self) -> list[str]:
+        return self.result(*(f"{folder}/evaluation.json" for folder in self.adapted_evaluations))
+
+    @property
+    def original_evaluation_files(self) -> list[str]:
+        """Evaluations, on the original model, of the policies that adapted models are evaluated with."""
+        return self.files_of(self.adapted_policies, "evaluation.json")
+
+    @property
+    def comparison_files(self) -> list[str]:
+        """The joint measurements at equal bytes, one table a budget."""
+        return self.result(*(f"comparison/{budget}/joint.csv" for budget in self.comparison_budgets))
+
+    @property
+    def comparison_set_files(self) -> list[str]:
+        """The sets of policies beside them, which say where the random ones lie."""
+        return self.result(*(f"comparison/{budget}/policy-set.json" for budget in self.comparison_budgets))
+
+    @property
+    def frontier_files(self) -> list[str]:
+        return self.result("frontier/joint.csv") if self.compares else []
+
+    @property
+    def joint_files(self) -> list[str]:
+        """All joint measurements of sets of policies on the held-out window."""
+        return [*self.comparison_files, *self.frontier_files]
+
+    def predicted(self, name: str) -> list[str]:
+        """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
+        most is quantized; none where the study compares nothing.
+        """
+        return self.result(
+            *(f"frontier/{name}" for _ in self.comparison_budgets[-1:]),
+            *(f"comparison/{budget}/{name}" for budget in self.comparison_budgets[-1:]),
+        )
+
+    @property
+    def predicted_set_files(self) -> list[str]:
+        return self.predicted("policy-set.json")
+
+    @property
+    def predicted_joint_files(self) -> list[str]:
+        return self.predicted("joint.csv")
+
+    @property
+    def prediction_files(self) -> list[str]:
+        return self.result("gradients/predictions.csv") if self.compares else []
+
+    @property
+    def figure_files(self) -> list[str]:
+        """Every figure of the study, with its plotted numbers."""
+        return self.result(*(f"figures/{name}{suffix}" for name in self.figure_names for suffix in FIGURE_SUFFIXES))
+
+    @property
+    def table_files(self) -> list[str]:
+        """Every table of the study, for people and for programs."""
+        return self.result(*(f"tables/{name}{suffix}" for name in self.table_names for suffix in TABLE_SUFFIXES))
+
+    @property
+    def manifest_files(self) -> list[str]:
+        """The record of the study and the checksums of its results."""
+        return self.result("manifest.json", "SHA256SUMS")
+
+    @property
+    def output_files(self) -> list[str]:
+        """Every result but the manifest: the outputs of all stages, not only of the last."""
+        return [
+            *self.result("windows.safetensors", "reference/validation.safetensors"),
+            *(path for dtype in self.sweep_dtypes for path in self.sweep_files(dtype)),
+            *self.score_files,
+            *self.projection_files,
+            *(path for name in POLICY_FILES for path in self.files_of(self.policies, name)),
+            *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
+            *self.result(*(f"{folder}/{name}" for folder in self.adapted_evaluations for name in EVALUATION_FILES)),
+            *self.comparison_output_files,
+            *self.figure_files,
+            *self.table_files,
+        ]
+
+    @property
+    def comparison_output_files(self) -> list[str]:
+        """Every result of the comparison; none where the study compares nothing."""
+        if not self.compares:
+            return []
+        names = [
+            *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
+            *(f"moves/layer-{layer}.csv" for layer in self.layers),
+            *("moves.csv", "refined.json", "policy-set.json", "joint.csv"),
+        ]
+        return self.result(
+            *(f"comparison/{budget}/{name}" for budget in self.comparison_budgets for name in names),
+            *("frontier/policy-set.json", "frontier/joint.csv"),
+            *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
+            *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
+            *(
+                f"policies/{policy}/{dtype}/{name}"
+                for policy in self.uniform_policies
+                for dtype in self.other_dtypes
+                for name in EVALUATION_FILES
+            ),
+        )
+
+    @property
+    def all_files(self) -> list[str]:
+        """Everything that the workflow makes of the study."""
+        return [*self.input_files, *self.output_files, *self.manifest_files]
+
+    # Figures and tables.
+
+    def files(self, name: str) -> list[str]:
+        """The files of the property ``name``, as an entry of a figure or table calls them."""
+        return getattr(self, name)
+
+    def has(self, entry: Entry) -> bool:
+        """Whether the study has every file that a figure or table is made of."""
+        return all(self.files(given.files) for given in entry.inputs.values())
+
+    def entry_files(self, entry: Entry) -> list[str]:
+        """What a figure or table reads."""
+        names = [*(given.files for given in entry.inputs.values()), *entry.beside]
+        return [path for name in names for path in self.files(name)]
+
+    def entry_arguments(self, entry: Entry) -> list[str]:
+        """The inputs of a figure or table, as arguments of its command."""
+        (_, first), *others = entry.inputs.items()
+        options = [options_of(f"--{word.replace('_', '-')}", self.files(given.files)) for word, given in others]
+        return [*self.files(first.files), *(word for option in options for word in option)]
+
+    def figure_inputs(self, figure: str) -> list[str]:
+        return self.entry_files(self.figures[figure])
+
+    def figure_arguments(self, figure: str) -> list[str]:
+        """The inputs of a figure, as arguments of ``figure``."""
+        return self.entry_arguments(self.figures[figure])
+
+    def table_inputs(self, table: str) -> list[str]:
+        return self.entry_files(self.tables[table])
+
+    def table_arguments(self, table: str) -> list[str]:
+        """The inputs of a table, and the published figures that the study repeats, as arguments of ``table``."""
+        entry, published = self.tables[table], self.settings.get("published")
+        more = ["--published", published] if entry.published and published else []
+        return [*self.entry_arguments(entry), *more]
+
+    # Arguments of the other stages.
+
+    @property
+    def title(self) -> str:
+        """The study's title, for its tables and the report."""
+        return self.settings["title"]
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block, which is also the cache whose bytes are counted."""
+        return self.settings["block"]
+
+    @property
+    def probes(self) -> int:
+        """Backward passes of the scores from gradients."""
+        return self.settings["probes"]
+
+    def artifact_sha256(self, artifact: str) -> str:
+        """The pinned sha256 of an artifact."""
+        return self.settings["artifacts"]["files"][artifact]["sha256"]
+
+    def fetch_arguments(self, artifact: str) -> list[str]:
+        """Where an artifact comes from and which sha256 it must have, as arguments of ``fetch``."""
+        artifacts = self.settings["artifacts"]
+        pinned = artifacts["files"][artifact]
+        revision = ["--revision", artifacts["revision"]] if artifacts["source"] == "hub" else []
+        return [
+            *("--source", artifacts["source"], "--location", artifacts["location"], *revision),
+            *("--path", pinned["path"], "--sha256", pinned["sha256"]),
+        ]
+
+    @property
+    def window_arguments(self) -> list[str]:
+        """The windows, as arguments of ``windows``."""
+        windows = self.settings["windows"].items()
+        return options_of("--window", (f"{name}={start}:{end}" for name, (start, end) in windows))
+
+    @property
+    def device_arguments(self) -> list[Any]:
+        """Device and thread count of the torch stages; the count is fixed, for sums depend on it."""
+        return ["--device", self.shared["device"], "--threads", self.shared["threads"]]
+
+    def execution_arguments(self, dtype: str | None = None) -> list[Any]:
+        """How the decoder runs: path, arithmetic (the study's own unless ``dtype`` says another), device, memory."""
+        return [
+            *("--execution", self.settings["execution"], "--compute-dtype", dtype or self.compute_dtype),
+            *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+        ]
+
+    def intervention_arguments(self, dtype: str) -> list[str]:
+        """What a sweep tries on every head, as arguments of ``sweep``: parts, precisions, and control interventions.
+
+        A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
+        """
+        parts, precisions = UNITS[self.settings["unit"]], set(self.settings["precisions"])
+        if self.compares:
+            parts = PARTS if dtype == self.compute_dtype else UNITS["head"]
+            precisions |= {"int8", "int4", *self.settings["comparison"]["precisions"]}
+        tried = by_size(precisions)
+        return [*options_of("--part", parts), *options_of("--precision", [*tried, FLOOR, BF16_STEP])]
+
+    def allocation_arguments(self, policy: str) -> list[str]:
+        """How a policy comes to be, as arguments of ``allocate``."""
+        allocator, budget = split_policy(policy)
+        if budget is None:
+            return ["--allocator", "uniform", "--precision", policy, "--unit", self.settings["unit"]]
+        precisions = ",".join(self.settings["precisions"])
+        return [
+            *("--allocator", allocator, "--budget", budget),
+            *("--unit", self.settings["unit"], "--precisions", precisions),
+        ]
+
+    def training_arguments(self, arm: str, seed: str) -> list[Any]:
+        """The adaptation's settings for one arm and seed, as arguments of ``adapt``."""
+        settings = self.settings["adaptation"]
+        bits = settings["arms"][arm]["noise_bits"]
+        return [
+            *(["--no-noise"] if bits is None else ["--noise-bits", bits]),
+            *("--seed", seed, "--steps", settings["steps"], "--batch", settings["batch"]),
+            *("--learning-rate", settings["learning_rate"], "--weight-decay", settings["weight_decay"]),
+            *("--clip", settings["clip"], "--beta", settings["beta"]),
+            *("--compute-dtype", self.compute_dtype, *self.device_arguments),
+        ]
+
+    @property
+    def score_arguments(self) -> list[str]:
+        """The tables of scores, as arguments of ``policy-set``."""
+        return options_of("--sensitivity", self.score_files)
+
+    @property
+    def equal_bytes_arguments(self) -> list[Any]:
+        """Recipes as arguments of ``policy-set``: the published one, which sets the bytes; every allocator on the
+        study's own scores; random ones.
+        """
+        settings = self.settings["comparison"]
+        recipes = [
+            f"published=greedy:{PUBLISHED}:head:int8,int4",
+            f"exact-bf16=exact:{PUBLISHED}:head:int8,int4",
+            *(
+                f"{name}={name}:{self.source}:head:int8,int4"
+                for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")
+            ),
+            *self.extensions,
+            *self.other_source,
+            f"random=at-random:{self.source}:head:int8,int4",
+        ]
+        return [*options_of("--recipe", recipes), "--random", settings["random"], "--draws", settings["draws"]]
+
+    @property
+    def frontier_arguments(self) -> list[Any]:
+        """The published recipe, and the exact allocator with what extends it, by bytes: arguments of ``policy-set``."""
+        recipes = [
+            f"published=greedy:{PUBLISHED}:head:int8,int4",
+            f"exact=exact:{self.source}:head:int8,int4",
+            *self.extensions,
+        ]
+        return [*options_of("--recipe", recipes), "--points", self.settings["comparison"]["frontier"]]
+
+    @property
+    def extensions(self) -> list[str]:
+        """The exact allocator beyond heads in INT8 and INT4: keys and values apart, more precisions, both."""
+        more = ",".join(self.settings["comparison"]["precisions"])
+        recipes = [f"exact-split=exact:{self.source}:keys-values:int8,int4"]
+        if more != "int8,int4":
+            recipes += [
+                f"exact-low=exact:{self.source}:head:{more}",
+                f"exact-split-low=exact:{self.source}:keys-values:{more}",
+            ]
+        return recipes
+
+    @property
+    def other_source(self) -> list[str]:
+        """The exact allocator on the other scores: from gradients where the study's are measured, or the reverse."""
+        more = ",".join(self.settings["comparison"]["precisions"])
+        measured = ("measured", f"measured-{self.compute_dtype}")
+        name, other = measured if self.source == GRADIENTS else (GRADIENTS, GRADIENTS)
+        recipes = [f"exact-{name}=exact:{other}:head:int8,int4"]
+        return recipes + ([f"exact-{name}-split-low=exact:{other}:keys-values:{more}"] if more != "int8,int4" else [])
+
+    @property
+    def manifest_settings(self) -> str:
+        """The configuration used, as JSON for ``manifest``."""
+        shared = {key: value for key, value in self.shared.items() if key != "studies"}
+        return json.dumps({"shared": shared, "study": self.settings}, sort_keys=True)
+
+    @property
+    def pinned_arguments(self) -> list[str]:
+        """The pinned artifacts, as arguments of ``manifest``."""
+        return options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES))
+
+    def made_arguments(self, rules: Iterable[Producer]) -> list[str]:
+        """Everything else that rules made, each with its rule, as arguments of ``manifest``."""
+        pinned = {self.artifact(name) for name in FILES}
+        made = [path for path in (*self.input_files, *self.output_files) if path not in pinned]
+        rules = list(rules)
+        return [f"{next(rule.name for rule in rules if rule.is_producer(path))}={path}" for path in made]
+
+
+class Producer(Protocol):
+    """A rule of the workflow, as Snakemake has it."""
+
+    name: str
+
+    def is_producer(self, path: str) -> bool: ...
+
+
+class Studies(dict[str, Study]):
+    """The studies by name, and how rules ask them."""
+
+    def ask(self, question: str, *about: str, wildcards: str = "") -> Callable[[Any], Any]:
+        """An input or params function: what the job's study answers to ``question``, a property or method of ``Study``.
+
+        A method gets ``about``, or the values of the job's ``wildcards`` (their names with spaces between).
+        """
+
+        def answer(given: Any) -> Any:
+            found = getattr(self[given.study], question)
+            return found(*about, *(given[name] for name in wildcards.split())) if callable(found) else found
+
+        return answer
+
+
+def options_of(option: str, values: Iterable[Any]) -> list[Any]:
+    """An option again before each of its values."""
+    return [word for value in values for word in (option, value)]

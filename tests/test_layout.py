@@ -1,0 +1,152 @@
+"""What the workflow asks about a study: its files in one order, its figures and tables, arguments."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import click
+import pytest
+from conftest import COMPARISON, SHARED, STUDY
+
+from kvstages.analysis.entries import Entry, Input, entries
+from kvstages.cli import main
+from kvstages.study.layout import Studies, Study, options_of
+
+FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
+FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
+PLAIN = {**STUDY, "artifacts": {"source": "local", "location": "/models", "files": FILES}}
+COMPARED = {**PLAIN, "comparison": COMPARISON}
+
+
+def study(settings: dict[str, Any] = PLAIN, **more: Any) -> Study:
+    return Study("small", {**settings, **more}, SHARED, FIGURES, TABLES)
+
+
+def adaptation(**more: Any) -> dict[str, Any]:
+    return {**STUDY["adaptation"], **more}
+
+
+def taken(*words: Any) -> dict[str, Any]:
+    """What a command makes of its words; click.UsageError where it does not take them."""
+    command, context, rest = main, click.Context(main, resilient_parsing=False), list(map(str, words))
+    while isinstance(command, click.Group):
+        _, command, rest = command.resolve_command(context, rest)
+        context = click.Context(command)
+    return command.make_parser(context).parse_args(rest)[0]
+
+
+@pytest.mark.parametrize("name", ["budgets", "allocators"])
+def test_the_order_of_the_configuration_changes_no_list(name: str) -> None:
+    settings = {**COMPARED, "budgets": [0.5, 1e-6, "900B"], "allocators": ["exact", "greedy", "by-layer"]}
+    first = study(settings)
+    for values in itertools.permutations(settings[name]):
+        other = study(settings, **{name: list(values)})
+        assert other.all_files == first.all_files
+        assert all(other.figure_arguments(figure) == first.figure_arguments(figure) for figure in first.figure_names)
+        assert all(other.table_arguments(table) == first.table_arguments(table) for table in first.table_names)
+
+
+def test_the_order_of_seeds_and_arms_changes_no_list_and_not_which_seed_the_control_runs_with() -> None:
+    arms = STUDY["adaptation"]["arms"]
+    first = study(adaptation=adaptation(seeds=[7, 3, 11]))
+    assert first.adapted_models == [("noise", 3), ("noise", 7), ("noise", 11), ("control", 3)]
+    for seeds in itertools.permutations([3, 7, 11]):
+        for names in itertools.permutations(arms):
+            other = study(adaptation=adaptation(seeds=list(seeds), arms={name: arms[name] for name in names}))
+            assert other.all_files == first.all_files
+
+
+def test_comparison_budgets_come_from_the_least() -> None:
+    assert study(COMPARED, comparison={**COMPARISON, "budgets": [0.02, 0.003, 0.01]}).comparison_files == [
+        f"results/small/comparison/{budget}/joint.csv" for budget in ("0.003", "0.01", "0.02")
+    ]
+
+
+def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
+    assert study(COMPARED).figure_names == list(FIGURES) and study(COMPARED).table_names == list(TABLES)
+    compared = {"equal-bytes", "frontier", "proxy-joint", "gradients"}
+    assert set(study().figure_names) == set(FIGURES) - compared
+    assert set(study().table_names) == set(TABLES) - compared - {"prediction"}
+    assert "greedy-path" not in study(allocators=["exact"]).figure_names
+    gradients = study(sensitivity="gradients")
+    assert "floor" not in gradients.figure_names and "sensitivity" in gradients.figure_names
+
+
+def test_no_two_files_are_the_same_and_all_lie_in_the_folders_of_the_study() -> None:
+    for settings in (PLAIN, COMPARED, {**COMPARED, "compute_dtype": "bfloat16"}, {**PLAIN, "sensitivity": "gradients"}):
+        files = study(settings).all_files
+        assert len(set(files)) == len(files)
+        assert all(path.startswith(("results/small/", "resources/small/")) for path in files)
+
+
+@pytest.mark.parametrize(("package", "entries"), [("figure", FIGURES), ("table", TABLES)])
+def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_takes_them(
+    package: str, entries: dict[str, Entry]
+) -> None:
+    full = study(COMPARED, published="gpt2-nano")
+    made = set(full.all_files)
+    for name, entry in entries.items():
+        assert set(full.entry_files(entry)) <= made
+        arguments = (full.figure_arguments if package == "figure" else full.table_arguments)(name)
+        found = taken(package, name, *arguments, "--output", "out")
+        for word, given in entry.inputs.items():
+            files = full.files(given.files)
+            assert found[word] == (
+                tuple(files) if isinstance(found[word], tuple) else files if given.several else files[0]
+            )
+        assert (found.get("published") == "gpt2-nano") == entry.published
+
+
+def test_an_arm_without_noise_trains_without() -> None:
+    assert study().training_arguments("control", "1337")[:3] == ["--no-noise", "--seed", "1337"]
+    assert study().training_arguments("noise", "1337")[:3] == ["--noise-bits", 4, "--seed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"source": "local", "location": "/models"}, ["--source", "local", "--location", "/models"]),
+        (
+            {"source": "hub", "location": "a/b", "revision": 40 * "1"},
+            ["--source", "hub", "--location", "a/b", "--revision", 40 * "1"],
+        ),
+    ],
+)
+def test_artifacts_are_fetched_from_where_they_are_pinned(source: dict[str, str], expected: list[str]) -> None:
+    arguments = study(artifacts={**source, "files": FILES}).fetch_arguments("shard")
+    assert arguments == [*expected, "--path", "deep/shard.bin", "--sha256", 64 * "0"]
+
+
+def test_rules_ask_the_study_of_their_job() -> None:
+    class Wildcards(dict):
+        __getattr__ = dict.__getitem__
+
+    studies = Studies(small=study(), other=Study("other", PLAIN, SHARED))
+    wildcards = Wildcards(study="other", policy="int8")
+    assert studies.ask("own_score_files")(wildcards) == ["results/other/scores/measured-float32.csv"]
+    assert studies.ask("artifact", "shard")(wildcards) == "resources/other/shard/shard.bin"
+    assert studies.ask("allocation_arguments", wildcards="policy")(wildcards)[:4] == [
+        *("--allocator", "uniform"),
+        *("--precision", "int8"),
+    ]
+
+
+def test_options_of() -> None:
+    assert options_of("--x", ["a", "b"]) == ["--x", "a", "--x", "b"]
+
+
+def test_two_entries_with_one_number_are_refused(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "drawings"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").write_text("x = 1\n")
+    text = 'from kvstages.analysis.entries import Entry, Input\nFIGURE = Entry({}, "T", {{"a": Input("f", "A")}})\n'
+    (package / "one_word.py").write_text(text.format(2))
+    (package / "first.py").write_text(text.format(1))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {name: entry.label for name, entry in entries("drawings").items()} == {"first": "1 T", "one-word": "2 T"}
+    assert entries("drawings")["first"].inputs == {"a": Input("f", "A")}
+    (package / "third.py").write_text(text.format(2))
+    with pytest.raises(ValueError, match="drawings: two entries have the number 2"):
+        entries("drawings")

