@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemes import ANY_WIDTH, WIDE, contexts
 
-from kvstages.cache.coding import Codec, reconstruct
+from kvstages.cache.coding import codec_of, reconstruct
 from kvstages.cache.offsets import Context
 from kvstages.cache.quantizer import reconstruct as published
 from kvstages.cache.schemes import Method, precision
@@ -53,7 +53,7 @@ def test_any_width_can_be_stored(name, width, seed):
     assert back.isfinite().all()
     # One token at a time gives the same codes and scales where tokens have scales of their own.
     if not found.keys.delayed:
-        codec = Codec(found.keys, found.bits, width, context)
+        codec = codec_of(found.keys, found.bits, width, context)
         together = codec.encode(x)
         for token in range(5):
             alone = codec.encode(x[:, :, token : token + 1], token)
@@ -84,8 +84,8 @@ def test_a_larger_offset_than_the_keys_costs_nothing_where_it_is_known(name, wid
     # FP16 holds 300 times these offsets as a quarter's multiples; the values added are FP16's own.
     vector = (300 * getattr(context, found.keys.offset)).half()
     context = Context(vector, vector, context.maximum)
-    codec = Codec(found.keys, found.bits, width, context)
-    without = Codec(found.keys, found.bits, width, Context(vector * 0, vector * 0, context.maximum))
+    codec = codec_of(found.keys, found.bits, width, context)
+    without = codec_of(found.keys, found.bits, width, Context(vector * 0, vector * 0, context.maximum))
     x = some(width).double()
     shift = vector.double().unsqueeze(1)
     moved = codec.reconstruct(x + shift) - shift

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvstages.cache.coding import Codec, reconstruct
+from kvstages.cache.coding import codec_of, reconstruct
 from kvstages.cache.engines import half_away
 from kvstages.cache.schemes import precision
 
@@ -20,12 +20,14 @@ F = np.float32
 def coded(name: str, x: list[float] | np.ndarray):
     """Codes [N] as they stand in storage, parameters and values of one vector."""
     found = precision(name)
-    codec = Codec(found.keys, found.bits, len(x))
+    codec = codec_of(found.keys, found.bits, len(x))
     tensor = torch.tensor(np.asarray(x, dtype=np.float32)).view(1, 1, 1, -1)
-    stored = codec.encode(tensor)
+    found_ = codec.encode(tensor)
+    stored = codec.pack(found_)
+    assert torch.equal(codec.decode(codec.unpack(stored), torch.float32), codec.decode(found_, torch.float32))
     stream = int.from_bytes(bytes(stored.codes.flatten().tolist()), "little")
     codes = [stream >> (found.bits * index) & (2**found.bits - 1) for index in range(len(x))]
-    return codes, [each.flatten().tolist() for each in stored.parameters], codec.decode(stored, torch.float32).flatten()
+    return codes, [each.flatten().tolist() for each in stored.parameters], codec.decode(found_, torch.float32).flatten()
 
 
 def by_definition(name: str, x: np.ndarray) -> np.ndarray:
@@ -115,10 +117,10 @@ def test_int8_per_token_head_by_hand():
 def test_int4_per_token_head_by_hand():
     """Width 4, after signs and the Hadamard matrix: levels from −5 to 10 in steps of 1, zero at code 5."""
     found = precision("int4_per_token_head")
-    codec = Codec(found.keys, 4, 4)
+    codec = codec_of(found.keys, 4, 4)
     x = torch.tensor([-5.0, 10.0, 0.4, 2.6], dtype=torch.float64).view(1, 1, 1, 4)
     stored = codec.encode(codec.turn_back(x).float())
-    stream = int.from_bytes(bytes(stored.codes.flatten().tolist()), "little")
+    stream = int.from_bytes(bytes(codec.pack(stored).codes.flatten().tolist()), "little")
     assert [stream >> (4 * index) & 15 for index in range(4)] == [0, 15, 5, 8]
     bits = stored.parameters[0].view(torch.int32)
     assert int(bits) & 15 == 5
@@ -130,7 +132,7 @@ def test_int4_per_token_head_by_hand():
 def test_a_vector_of_one_sign_has_its_zero_point_at_an_end():
     """As vLLM has it: the zero is one of the 16 codes, so a range far from zero loses its resolution."""
     found = precision("int4_per_token_head")
-    codec = Codec(found.keys, 4, 2)
+    codec = codec_of(found.keys, 4, 2)
     x = codec.turn_back(torch.tensor([[[[10.0, 25.0]]]], dtype=torch.float64)).float()
     assert codec.turn(codec.decode(codec.encode(x), torch.float64)).flatten().tolist() == pytest.approx(
         [10, 15], abs=1e-4
@@ -150,7 +152,8 @@ def test_nvfp4_by_hand():
     x = torch.zeros(1, 1, 1, 32)
     x[..., :4], x[..., 16:19] = torch.tensor([6.0, -2.4, 0.3, 1.2]), torch.tensor([2688.0, 448.0, 100.0])
     found = precision("nvfp4")
-    codec = Codec(found.keys, 4, 32, Context(maximum=torch.tensor([2688.0])))
+    context = Context(maximum=torch.tensor([2688.0]))
+    codec = codec_of(found.keys, 4, 32, context)
     stored = codec.encode(x)
     assert float(codec.static) == 1.0
     assert stored.parameters[0].dtype == torch.float8_e4m3fn and stored.parameters[0].flatten().tolist() == [1.0, 448.0]
@@ -158,7 +161,7 @@ def test_nvfp4_by_hand():
     assert back[:4].tolist() == [6.0, -2.0, 0.5, 1.0]
     assert back[16:19].tolist() == [2688.0, 448.0, 0.0]
     # A block's step that E4M3 does not hold is rounded: 6.5 / 6 to 1.125, and 6.5 is 5.78 of those steps.
-    assert reconstruct(torch.full((1, 1, 1, 16), 6.5), found.keys, 4, codec.context).flatten().tolist() == [6.75] * 16
+    assert reconstruct(torch.full((1, 1, 1, 16), 6.5), found.keys, 4, context).flatten().tolist() == [6.75] * 16
 
 
 def test_fp8_has_one_static_scale_and_saturates():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kvstages.cache import scales
-from kvstages.cache.coding import Codec
+from kvstages.cache.coding import codec_of
 from kvstages.cache.levels import levels_of
 from kvstages.cache.offsets import Context
 from kvstages.cache.schemes import Method, precision
@@ -31,7 +31,7 @@ def test_the_search_is_never_worse_than_the_plain_scale(x, name, more):
     errors = []
     for text in (f"{name}-mse{more}", f"{name}-{more[1:]}".rstrip("-")):
         found = precision({"fp8-fp32": "fp8_per_token_head"}.get(text, text))
-        codec = Codec(found.keys, found.bits, 8, context)
+        codec = codec_of(found.keys, found.bits, 8, context)
         # Each vector that has a scale of its own.
         wrong = codec._apart((codec.reconstruct(x) - x).double()).square().sum(dim=-1)
         errors.append(wrong)

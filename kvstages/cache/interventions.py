@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvstages.cache.coding import Codec
-from kvstages.cache.offsets import NOTHING, Contexts
+from kvstages.cache.offsets import NOTHING, Contexts, Stored, joined
 from kvstages.cache.precisions import MAX_CODES
 from kvstages.cache.quantizer import neighbour, reconstruct
 from kvstages.cache.rounding import STORAGE
@@ -56,10 +57,12 @@ def method_of(name: str, side: int) -> Method:
 
 
 class Group(NamedTuple):
-    """Tensors of a layer that have one method: the ``rows`` of [2H], and how they are coded."""
+    """Tensors of a layer that are coded alike but for their offsets: the ``rows`` of [2H], how they are coded, and the
+    bytes of what is stored of them once a cache."""
 
     rows: Tensor
     codec: Codec
+    once_bytes: int
 
 
 class ReadBack:
@@ -132,21 +135,38 @@ def read_back(both: Tensor, name: str, layer: int, contexts: Contexts | None = N
 def _groups(
     row: Sequence[str], layer: int, device: torch.device | str, head_dim: int, contexts: Contexts
 ) -> list[Group]:
-    """The groups of a layer's tensors whose precision is of another scheme than the published one."""
-    members: dict[tuple[str, str], list[int]] = {}
+    """The groups of a layer's tensors whose precision is of another scheme than the published one.
+
+    Tensors that differ in nothing but their offset are coded together; the offset of one that has none is zero.
+    """
+    members: dict[tuple[Method, int], list[tuple[int, Stored]]] = {}
     heads = len(row) // 2
     for index, name in enumerate(row):
-        if name not in MAX_CODES and name not in DENSE:
-            members.setdefault((name, SIDES[index // heads]), []).append(index)
-    groups = []
-    for (name, side), indices in members.items():
+        if name in MAX_CODES or name in DENSE:
+            continue
+        side = SIDES[index // heads]
         found = precision(name)
+        method = found.method(side)
         try:
             check_width(found, side, head_dim)
-            rows = torch.tensor(indices, device=device)
-            context = contexts.get((layer, side), NOTHING).heads(rows % heads)
-            groups.append(Group(rows, Codec(found.method(side), found.bits, head_dim, context, device)))
+            head = torch.tensor([index % heads])
+            stored = contexts.get((layer, side), NOTHING).stored(method, device, head)
         except ValueError as error:
             kind = {"k": "keys", "v": "values"}[side]
             raise ValueError(f"layer {layer}, {kind} in {name}: {error}") from None
+        members.setdefault((replace(method, offset=""), found.bits), []).append((index, stored))
+    groups = []
+    for (method, bits), rows in members.items():
+        for together in _alike(rows):
+            indices, stored = zip(*together, strict=True)
+            codec = Codec(method, bits, head_dim, joined(stored), device)
+            groups.append(Group(torch.tensor(indices, device=device), codec, sum(each.nbytes for each in stored)))
     return groups
+
+
+def _alike(rows: list[tuple[int, Stored]]) -> list[list[tuple[int, Stored]]]:
+    """Tensors apart whose offsets are turned to their positions and those whose offsets are not, where both come."""
+    turned = [row for row in rows if row[1].rotary is not None]
+    others = [row for row in rows if row[1].rotary is None]
+    apart = turned and any(stored.offset is not None for _, stored in others)
+    return [turned, others] if apart else [rows]

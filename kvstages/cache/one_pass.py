@@ -5,7 +5,7 @@ Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from kvstages.cache.interventions import ReadBack, check_finite, check_precision
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import Rounding, storage_rounding
-from kvstages.cache.schemes import Method
+from kvstages.cache.schemes import PUBLISHED, Method
 
 
 class BlockCache:
@@ -39,7 +39,6 @@ class BlockCache:
     ):
         self.grid, self.device, self.rounding, self.contexts = grid, device, rounding, contexts
         self.read: dict[int, ReadBack] = {}
-        self.offers: dict[tuple[int, int], Offers] = {}
         for layer in range(len(grid.keys)):
             check_precisions(grid.row(layer), layer)
 
@@ -52,18 +51,13 @@ class BlockCache:
         if layer not in self.read:
             self.read[layer] = ReadBack(self.grid.row(layer), layer, self.device, both.shape[3], self.contexts)
         stored = self.read[layer].reconstruct(both)
-        heads, offers = keys.shape[1], self._offers(both.shape[2], layer)
-        parts = (
-            [stored, both]
-            if offers.pairs == TWO
-            else [
-                torch.cat(
-                    ((stored if keys_stored else both)[:, :heads], (stored if values_stored else both)[:, heads:]), 1
-                )
-                for keys_stored, values_stored in offers.pairs
-            ]
-        )
-        seen = torch.cat(parts, dim=2)
+        heads = keys.shape[1]
+
+        def offered(keys_stored: bool, values_stored: bool) -> Tensor:
+            first, second = (stored if is_stored else both for is_stored in (keys_stored, values_stored))
+            return first if first is second else torch.cat((first[:, :heads], second[:, heads:]), dim=1)
+
+        seen = torch.cat([offered(*pair) for pair in self._offers(both.shape[2], layer).pairs], dim=2)
         return seen[:, :heads], seen[:, heads:]
 
     def mask(self, new: int, layer: int) -> Tensor | None:
@@ -77,9 +71,10 @@ class BlockCache:
         return 0
 
     def _offers(self, tokens: int, layer: int) -> Offers:
-        if (tokens, layer) not in self.offers:
-            self.offers[tokens, layer] = offers_of(self.grid.row(layer), tokens, self.device)
-        return self.offers[tokens, layer]
+        row = self.grid.row(layer)
+        methods = [method_of(name, index // (len(row) // 2)) for index, name in enumerate(row)]
+        # All methods that store a token at once offer the same.
+        return offers_of(tuple(method if method.delayed else PUBLISHED for method in methods), tokens, str(self.device))
 
 
 class Offers(NamedTuple):
@@ -93,13 +88,13 @@ class Offers(NamedTuple):
 TWO = ((True, True), (False, False))
 
 
-def offers_of(row: Sequence[str], tokens: int, device: torch.device | str) -> Offers:
-    """What a layer with tensors of these precisions [2H] offers the T queries of a block."""
-    heads = len(row) // 2
-    stored = torch.stack([read_stored(method_of(name, index // heads), tokens) for index, name in enumerate(row)])
-    keys, values = stored[:heads], stored[heads:]
-    if bool((stored == stored[0]).all()):
-        keys, values = keys[0], values[0]
+@lru_cache(maxsize=16)
+def offers_of(methods: tuple[Method, ...], tokens: int, device: str) -> Offers:
+    """What a layer with tensors of these methods [2H] offers the T queries of a block."""
+    if len(set(methods)) == 1:
+        keys = values = read_stored(methods[0], tokens)
+    else:
+        keys, values = torch.stack([read_stored(method, tokens) for method in methods]).chunk(2)
     seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
     which = {
         (True, True): keys & values,

@@ -45,7 +45,13 @@ class LayerCache:
     ):
         self.layer, self.length, self.head_dim, self.arithmetic = layer, 0, head_dim, arithmetic
         self.read = ReadBack(row, layer, device, head_dim, contexts)
-        self.turned = [group for group in self.read.groups if turned and group.codec.matrix is not None]
+        # Groups that are read back rotated, with the KV heads of their keys and of their values.
+        heads = len(row) // 2
+        self.turned = [
+            (group, group.rows[group.rows < heads], group.rows[group.rows >= heads] - heads)
+            for group in self.read.groups
+            if turned and group.codec.matrix is not None
+        ]
         self.groups = [
             (group, self._store(group, batch, dense_storage, device, capacity, padding, turned))
             for group in self.read.groups
@@ -151,7 +157,7 @@ class LayerCache:
 
     def _turn(self, both: Tensor) -> Tensor:
         """Keys and values, with those rotated whose past is read back rotated."""
-        for group in self.turned:
+        for group, *_ in self.turned:
             rotated = group.codec.turn(both.index_select(1, group.rows)).to(both.dtype)
             both = both.index_copy(1, group.rows, rotated)
         return both
@@ -221,7 +227,7 @@ class LayerCache:
     @property
     def once_bytes(self) -> int:
         """Bytes that do not grow with the positions: offsets and static scales."""
-        return sum(group.codec.context.nbytes for group in self.read.groups)
+        return sum(group.once_bytes for group in self.read.groups)
 
     @property
     def working_bytes(self) -> int:
@@ -301,15 +307,14 @@ class PackedCache:
         return self._turned(outputs, layer, 1, back=True)
 
     def _turned(self, x: Tensor, layer: int, side: int, back: bool) -> Tensor:
-        cache = self.layers[layer]
-        heads = len(cache.read.is_dense) // 2
-        for group in cache.turned:
-            if group.rows[0] // heads == side:
+        """Queries or outputs with those of heads rotated (or rotated back) whose keys (side 0) or values (1) are."""
+        for group, *heads in self.layers[layer].turned:
+            if len(heads[side]):
                 # The queries of a KV head stand together.
-                shared = x.unflatten(1, (heads, -1))
-                own = shared.index_select(1, group.rows - side * heads)
+                shared = x.unflatten(1, (len(self.layers[layer].read.is_dense) // 2, -1))
+                own = shared.index_select(1, heads[side])
                 rotated = (group.codec.turn_back(own) if back else group.codec.turn(own)).to(x.dtype)
-                x = shared.index_copy(1, group.rows - side * heads, rotated).flatten(1, 2)
+                x = shared.index_copy(1, heads[side], rotated).flatten(1, 2)
         return x
 
     def mask(self, new: int, layer: int) -> Tensor | None:

@@ -109,7 +109,8 @@ class Store:
         parts = [self._exact(self.first)] if self.first.shape[2] else []
         if self.quantized:
             stored = Encoded(self.codes.tensor, tuple(each.tensor for each in self.parameters))
-            parts.append(self.codec.decode(stored, self.arithmetic, self.first.shape[2], self.turned))
+            coded = self.codec.unpack(stored)
+            parts.append(self.codec.decode(coded, self.arithmetic, self.first.shape[2], self.turned))
         if self.last.shape[2] or not parts:
             parts.append(self._exact(self.last))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
@@ -157,7 +158,8 @@ class Store:
     def _quantize(self, x: Tensor) -> Tensor:
         """Store tokens quantized; what they are read back as."""
         start = self.first.shape[2] + self.quantized
-        stored = self.codec.encode(x, start)
+        coded = self.codec.encode(x, start)
+        stored = self.codec.pack(coded)
         if self.codes is None:
             self.codes = Growing(stored.codes, self.capacity)
             self.parameters = [Growing(each, self.capacity) for each in stored.parameters]
@@ -165,7 +167,7 @@ class Store:
         for growing, each in zip(self.parameters, stored.parameters, strict=True):
             growing.append(each)
         self.quantized += x.shape[2]
-        return self.codec.decode(stored, self.arithmetic, start, self.turned)
+        return self.codec.decode(coded, self.arithmetic, start, self.turned)
 
     def _exact(self, x: Tensor) -> Tensor:
         """Exact tokens in the arithmetic dtype."""
