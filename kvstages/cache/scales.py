@@ -20,9 +20,10 @@ from kvstages.cache.schemes import Method
 # The largest scale that is stored; an FP32 one times a code must be finite, too.
 LARGEST = {"fp16": LARGEST_SCALE, "fp32": LARGEST_STEP, "e4m3": FP8_LARGEST}
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "e4m3": torch.float8_e4m3fn}
-# Multipliers of a scale: less than 1 clips; the root mean square of Lloyd-Max levels may also grow.
-CLIPPING = tuple(2 ** (-step / 8) for step in range(13))
-AROUND = (1.0, *(2 ** (step / 16) for step in range(-6, 7) if step))
+# Multipliers of a scale: less than 1 clips. The root mean square of Lloyd-Max levels may also grow: a vector with
+# outliers is no Gaussian.
+CLIPPING = tuple(0.89**power for power in range(11))
+AROUND = (1.0, 0.77, 0.84, 0.92, 1.1, 1.2, 1.35, 1.55, 1.8, 2.1)
 # Elements that are tried with several multipliers at once: beyond it, one after the other.
 TRIED_TOGETHER = 1 << 18
 
@@ -76,4 +77,4 @@ def _squared_error(x: Tensor, levels: Levels, parameters: Parameters, bits: int)
     """Σ (x̂ − x)² under K parameters each, FP64 [K, ..., 1]."""
     tried = x.expand(len(parameters[0]), *x.shape)
     back = levels.decode(levels.encode(tried, parameters, bits), parameters, bits)
-    return (back - tried).double().square().sum(dim=-1, keepdim=True)
+    return (back - x).double().square().sum(dim=-1, keepdim=True)
