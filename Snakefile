@@ -6,17 +6,34 @@ Makes: results/{study}/... for each study listed under `studies`; any other stud
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
+if not workflow.modifier.is_main_snakefile():
+    raise WorkflowError(
+        "kvstages is not used as a module, for a module cannot check what it signs: run it by itself, with "
+        "snakemake --snakefile PATH/Snakefile --directory FOLDER"
+    )
+# This repository's own package, whatever the working directory holds, and whatever is installed.
+REPOSITORY = os.path.abspath(workflow.current_basedir)
+sys.path.insert(0, REPOSITORY)
+
+import kvstages
+
+if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSITORY, "kvstages")):
+    raise WorkflowError(f"another kvstages than that of {REPOSITORY} is imported: {kvstages.__file__}")
+
 from kvstages.analysis.entries import entries
+from kvstages.cli import main
+from kvstages.commands.planning import check_start, current_files, plan
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
-from kvstages.provenance.code import stage_digest
+from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import FILES, check_shared, check_study, load_study
 from kvstages.study.layout import Studies, Study, options_of
@@ -46,8 +63,17 @@ except ValueError as error:
 # What a torch job takes of the resource `gpu`; the device itself is a key of the configuration.
 GPUS = 0 if config["device"] == "cpu" else 1
 
-# This repository's own package answers `python -m kvstages`, wherever the working directory is.
-os.environ.update(PYTHONPATH=os.pathsep.join([workflow.basedir, *filter(None, [os.environ.get("PYTHONPATH")])]))
+# `kvstages` in a rule's command is this repository's package, in containers and on clusters too. -P keeps the working
+# directory out of where modules are looked for; an empty part of PYTHONPATH would bring it in.
+OTHERS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+PATHS = os.pathsep.join(dict.fromkeys([REPOSITORY, *OTHERS]))
+shell.prefix(
+    "set -euo pipefail; "
+    f"export PYTHONPATH={shlex.quote(PATHS)}; ".replace("{", "{{").replace("}", "}}")
+    + 'kvstages() {{ python -P -m kvstages "$@"; }}; '
+)
+# Snakemake's own processes on a cluster start as `python -m snakemake`.
+os.environ["PYTHONSAFEPATH"] = "1"
 
 # The manifest names the command and the code's revision, which a job sees neither of; a container takes variables by
 # names of their own.
@@ -55,9 +81,24 @@ os.environ.setdefault(RUN, run_record(sys.argv))
 os.environ.setdefault(f"APPTAINERENV_{RUN}", os.environ[RUN])
 
 
+# A report shows what is there and current; --report-after-run reports on what this very command makes.
+REPORT = any(word.split("=")[0] == "--report" for word in sys.argv) and "--report-after-run" not in sys.argv
+SETTINGS = {study: STUDIES[study].configuration for study in STUDIES}
+if not REPORT:
+    for study, settings in SETTINGS.items():
+        ledger.write_settings(study, settings)
+
+
 onstart:
-    # From now on stages record what they write, and check what they read (kvstages/files/ledger.py).
-    Path(ledger.FOLDER).mkdir(exist_ok=True)
+    # Stages record what they write, and check what they read by this plan (kvstages/files/ledger.py).
+    made = plan(main, [(job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd])
+    ledger.write_plan(made, SETTINGS)
+    # --touch makes nothing: it keeps every file.
+    kept = [job for job in workflow.dag.jobs if workflow.touch or not workflow.dag.needrun(job)]
+    try:
+        check_start([path for job in kept for path in job.output], made)
+    except ValueError as error:
+        raise WorkflowError(str(error)) from None
 
 
 report: "report/workflow.rst"
@@ -93,4 +134,7 @@ include: "workflow/rules/records.smk"
 rule all:
     default_target: True
     input:
-        [STUDIES[study].all_files for study in config["studies"]],
+        [
+            current_files(STUDIES[study].report_files, study, SETTINGS[study]) if REPORT else STUDIES[study].all_files
+            for study in config["studies"]
+        ],

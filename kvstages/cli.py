@@ -7,6 +7,8 @@ the cheap stages start without torch. Whatever is wrong with an input ends in on
 from __future__ import annotations
 
 import importlib
+import os
+from typing import Any
 
 import click
 
@@ -15,6 +17,8 @@ from kvstages.files import ledger
 from kvstages.stages import GROUPS, STAGES
 
 LONGEST_MESSAGE = 1000
+# Where a context keeps the words of the command line.
+WORDS = "kvstages.words"
 NO_MEMORY = "memory ran out; give a smaller --memory-mb (memory_mb in config/config.yaml), to adapt a smaller --batch"
 
 
@@ -32,14 +36,14 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line that a screen can hold: a wrong file may have put anything into it."""
+    """An error's text in one line that a screen can hold, whatever a wrong file put into it."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 
 class StageGroup(click.Group):
-    """Looks commands up in ``STAGES`` and turns errors about the input into one line."""
+    """The group of stages: it finds commands in ``STAGES`` and turns errors about the input into one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(STAGES)
@@ -54,9 +58,13 @@ class StageGroup(click.Group):
             with formatter.section(group):
                 formatter.write_dl(list(stages.items()))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
-        ledger.forget()
         try:
+            ledger.begin(stage_record(self, ctx.meta[WORDS], ctx.params["code"]))
             return super().invoke(ctx)
         except (ValueError, OSError) as error:
             raise click.ClickException(one_line(error)) from error
@@ -66,9 +74,45 @@ class StageGroup(click.Group):
             raise click.ClickException(NO_MEMORY) from error
 
 
+def stage_record(group: click.Group, words: list[str], planned: str | None) -> dict[str, Any] | None:
+    """What the records of this command's files will say of it (kvstages/files/ledger.py); None where none is kept.
+
+    ``planned`` is the digest of the stage's code that a workflow expects; ValueError if this code has another one.
+    """
+    if planned is None and not os.path.isdir(ledger.FOLDER):
+        return None
+    from kvstages.commands.arguments import asked
+    from kvstages.provenance.code import PACKAGE, stage_digest, stage_packages
+
+    try:
+        names, arguments = asked(group, words)
+    except click.UsageError:
+        return None  # which Click itself is about to say
+    code = stage_digest(*names)
+    if planned is not None and planned != code:
+        raise ValueError(
+            f"{' '.join(names)}: the workflow was planned with the code {planned}, the code in {PACKAGE} is {code}: "
+            "it was edited while the workflow ran, or is not the workflow's own: run the workflow again"
+        )
+    if planned is not None and not os.path.isdir(ledger.FOLDER):
+        raise ValueError(
+            f"no folder {ledger.FOLDER} here, which a workflow makes when it starts: run without --no-hooks"
+        )
+    return {
+        "stage": " ".join(names),
+        "arguments": arguments,
+        "code": code,
+        "packages": stage_packages(*names),
+        "planned": planned is not None,
+    }
+
+
 @click.group(cls=StageGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
-def main() -> None:
+@click.option(
+    "--code", metavar="DIGEST", help="Digest of the stage's code that a workflow was planned with: no other code runs."
+)
+def main(code: str | None) -> None:
     """Measure how far each attention head's KV cache can be quantized, and what it does to the output.
 
     Every stage reads files and writes files; Snakemake chains them, and each can be run by hand.

@@ -13,19 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.ledger import sha256
 
 REPOSITORY = Path(__file__).parents[1]
+# Fewer draws than Hypothesis makes by default, new ones each time; none fails because a machine is busy.
+settings.register_profile("kvstages", max_examples=40, deadline=None)
+settings.load_profile("kvstages")
 # Run by every Python process of a workflow: writes down which modules of the package a stage imported.
 PROBE = """
 import atexit, os, sys
 
 def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
-        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"} | {"kvstages.__main__"}
-        stage = " ".join(sys.argv[1 : 3 if sys.argv[1] in ("figure", "table") else 2])
+        names = {name for name in sys.modules if name.split(".")[0] == "kvstages"}
+        words = sys.argv[3:] if sys.argv[1] == "--code" else sys.argv[1:]
+        stage = " ".join(words[: 2 if words[0] in ("figure", "table") else 1])
         with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
@@ -159,7 +164,7 @@ class Project:
             env=self.environment,
             text=True,
             capture_output=True,
-            timeout=1500,
+            timeout=3600,
         )
         output = done.stdout + done.stderr
         assert done.returncode == status, output

@@ -50,6 +50,12 @@ def published_folder(name: str) -> Path:
     raise ValueError(f"published figures {name!r}: no such folder, and none that ships with the project ({shipped})")
 
 
+def published_files(name: str) -> list[str]:
+    """The files in a folder of published figures, by their paths; none of those that ship with the project."""
+    folder = published_folder(name)
+    return [] if folder.parent == SHIPPED else [path.as_posix() for path in sorted(folder.glob("*.json"))]
+
+
 def published_name(label: str) -> str:
     """This project's name of a published policy; ValueError on a label that is none of the published ones."""
     if label.startswith(_GREEDY):

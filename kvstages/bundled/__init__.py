@@ -1,1 +1,1 @@
-"""How the shipped model was made."""
+"""The making of the model that ships with the repository."""

@@ -1,4 +1,4 @@
-"""Everything that the bundled model ships, made in one go: tokenizer, held-out shard, weights, losses, card."""
+"""The files of the bundled model: tokenizer, held-out shard, weights, losses, model card."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kvstages.models.gpt2_nano import GPT, GPTConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the bundled model, beside the text."""
+    """The settings of the bundled model's training."""
 
     vocab_size: int = 2048
     context_len: int = 256

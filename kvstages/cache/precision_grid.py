@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvstages.cache.precisions import bits_of, stored_bytes
+from kvstages.cache.schemes import SIDES, Bytes
+
 # What the name of a study's unit stands for: the parts of a head that have a precision of their own.
 UNITS = {"head": ("kv",), "keys-values": ("k", "v")}
 PARTS = ("kv", "k", "v")
@@ -93,3 +96,16 @@ class PrecisionGrid:
             return (*rows[:layer], (precision,) * len(rows[layer]), *rows[layer + 1 :])
 
         return PrecisionGrid(changed(self.keys, "k"), changed(self.values, "v"))
+
+
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> Bytes:
+    """Bytes of a policy's cache of one sequence of ``tokens``, by formula (docs/schemes.md, "Bytes")."""
+    sides = zip(SIDES, (grid.keys, grid.values), strict=True)
+    parts = [stored_bytes(name, side, head_dim, tokens) for side, rows in sides for row in rows for name in row]
+    return Bytes(*map(sum, zip(*parts, strict=True)))
+
+
+def average_payload_bits(grid: PrecisionGrid) -> float:
+    """Mean bits a stored element over all keys and values, scales aside."""
+    bits = [bits_of(precision) for precision in grid.flat()]
+    return sum(bits) / len(bits)

@@ -1,1 +1,1 @@
-"""One file a stage; each holds one Click command named ``command``."""
+"""The stages: one file for each, with one Click command named ``command``."""

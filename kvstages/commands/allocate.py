@@ -14,7 +14,7 @@ from kvstages.policies.names import ALLOCATORS
 @click.command("allocate")
 @click.option("--policy", "name", required=True, help="Name of the policy, kept in its record.")
 @click.option(
-    "--allocator", type=click.Choice([*ALLOCATORS, "uniform"]), required=True, help="How precisions are chosen."
+    "--allocator", type=click.Choice([*ALLOCATORS, "uniform"]), required=True, help="Rule that chooses the precisions."
 )
 @click.option("--budget", default=None, help="Limit on the proxy in nats (0.01), or on the bytes of a cache (400000B).")
 @click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
@@ -31,7 +31,9 @@ from kvstages.policies.names import ALLOCATORS
     default=None,
     help="Quantized precisions to choose from, such as int8,int4.  [default: all that have scores]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="random: what it draws with.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="at-random: the seed of the draw."
+)
 @click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage gather.")
 @options.model
 @click.option(
@@ -58,15 +60,15 @@ def command(
     output: Path,
     steps: Path,
 ) -> None:
-    """Give every head a precision: by an allocator under a budget, or the same everywhere.
+    """Write a policy: a precision for every head, by an allocator under a budget, or the same everywhere.
 
     \b
     greedy          least added KL per byte saved first (as published)
     exact           the least proxy for the bytes, or the fewest bytes for the proxy
-    layer           greedy, all heads of a layer alike
-    depth           first layers higher, whatever the scores
+    by-layer        greedy, all heads of a layer alike
+    by-depth        first layers higher, whatever the scores
     reconstruction  least added error of keys and values per byte saved first
-    random          any policy of so many bytes, each as likely as any other
+    at-random       a random policy of the budget in bytes
 
     A budget in nats bounds the sum of single-head KL scores. That sum is a calibration proxy, not a bound on what the
     whole policy does; the stage evaluate measures that. Bytes count payload and scales of one cache.

@@ -1,4 +1,4 @@
-"""Groups with a command for each figure, or each table, which takes what the module of that one names as inputs."""
+"""Groups with a command for each figure or table, whose arguments are the inputs that its module names."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ def command(
 ) -> None:
     """Measure a whole policy jointly on a window against the reference.
 
-    Writes KL in both directions, agreement of the argmaxes, cross entropies, perplexities and their ratio, and the
-    change of the true next token's probability, each with its standard error and 95 % bootstrap interval over blocks,
-    the distributions with their percentiles; logit deviation, first disagreement, and the bytes of one cache; and a
-    table with a row for each position. The reference must have been computed in the same way, on the same kind of
-    device.
+    Writes KL(policy || reference) and KL(reference || policy), agreement of the argmaxes, cross entropies, perplexities
+    and their ratio, and the change of the true next token's probability. Each has its standard error and 95 % bootstrap
+    interval over blocks, and percentiles where it has a distribution. Also writes logit deviation, the first
+    disagreement, the bytes of one cache, and a table with a row for each position. The reference must have been
+    computed in the same way, on the same kind of device.
 
     Example: kvstages evaluate --model model.safetensors --windows windows.safetensors --window validation
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv

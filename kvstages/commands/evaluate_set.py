@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Measure a set of policies jointly on a window, all against one reference.
 
-    Writes one row for each policy and block: mean KL (nats), agreement of the argmaxes, cross entropy; and what the
-    set says of the policy (recipe, bytes, proxy). The reference must have been computed in the same way.
+    Writes one row for each policy and block: mean KL(policy || reference) in nats, agreement of the argmaxes, cross
+    entropy, and the recipe, bytes and proxy of the policy. The reference must have been computed in the same way.
 
     Example: kvstages evaluate-set --model model.safetensors --windows windows.safetensors --window validation
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv

@@ -12,12 +12,13 @@ import click
     "--source",
     type=click.Choice(["bundled", "hub", "local"]),
     required=True,
-    help="Where the artifact lies: a folder of the repository, a Hugging Face hub, or any folder.",
+    help="Source of the artifact: a folder of the repository, a Hugging Face hub, or any folder.",
 )
 @click.option(
     "--location",
     required=True,
-    help="bundled: a folder below the working directory; hub: owner/name of a model repository; local: a folder.",
+    help="bundled: a folder below the working directory, or else below the repository; hub: owner/name of a model "
+    "repository; local: a folder.",
 )
 @click.option("--revision", default=None, metavar="HEX", help="hub only, and required there: the 40-digit commit.")
 @click.option("--path", required=True, help="Path of the file inside the location.")

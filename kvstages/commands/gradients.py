@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("gradients")
 @options.model
 @options.windows
-@click.option("--window", default="calibration", show_default=True, help="Window to estimate on.")
+@click.option("--window", default="calibration", show_default=True, help="Window that the scores are estimated on.")
 @click.option(
     "--probes",
     type=click.IntRange(min=1),
@@ -64,8 +64,8 @@ def command(
     """Estimate all sensitivities at once, from gradients of the unquantized model (in FP32).
 
     Writes a sensitivity table of the source gradients (heads, and keys and values apart, at every precision): the KL to
-    second order, with a standard error over blocks and probes. And the projections that it was made of, one for each
-    probe, block, layer, tensor and precision, from which the stage predict foretells the KL of any policy.
+    second order, with a standard error over blocks and probes. Writes also the projections behind it, one for each
+    probe, block, layer, tensor and precision; the stage predict computes the KL of any policy from them.
 
     Example: kvstages gradients --model model.safetensors --windows windows.safetensors
     --output-table scores/gradients.csv --projections gradients/projections.safetensors

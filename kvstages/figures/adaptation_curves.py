@@ -40,7 +40,7 @@ def numbers(curves: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Two panels over the steps; line and shade tell the arm, the marker tells the seed."""
+    """Two panels over the steps; a line and shade for each arm, a marker for each seed."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -54,7 +54,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for axes, values in ((upper, part["cross_entropy"]), (lower, scale.place(part["kl"]))):
             axes.plot(part["step"], values, **look, lw=1.1, markersize=4, markevery=(start % every, every))
     upper.set_ylabel("cross entropy (nats per token)")
-    lower.set_ylabel("KL to the reference (nats)")
+    lower.set_ylabel("KL(student || original) (nats)")
     lower.set_xlabel("training step")
     lower.xaxis.get_major_locator().set_params(integer=True)
     handles = [

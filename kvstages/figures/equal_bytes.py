@@ -56,7 +56,7 @@ def numbers(comparisons: Sequence[Path]) -> pd.DataFrame:
 def draw(table: pd.DataFrame) -> Figure:
     """Recipes as marks with 95 % intervals, the best on top; below them every random policy.
 
-    A full mark is told apart from the published recipe: the interval of their paired difference leaves out 0.
+    A mark is filled where the interval of the paired difference from the published recipe does not hold 0.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -77,7 +77,7 @@ def draw(table: pd.DataFrame) -> Figure:
     handles = [
         Line2D([], [], **{**mark, "marker": "s"}, label="published recipe"),
         Line2D([], [], **mark, label="differs from it"),
-        Line2D([], [], **mark, markerfacecolor="white", label="not told apart from it"),
+        Line2D([], [], **mark, markerfacecolor="white", label="no clear difference"),
     ]
     if (table["recipe"] == RANDOM).any():
         handles.append(
@@ -97,7 +97,7 @@ def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
         low, middle, high = np.quantile(random["mean_kl"], [0.05, 0.5, 0.95])
         axes.axvspan(low, high, color=RANDOM_POLICIES, alpha=0.25, lw=0, zorder=0)
         axes.axvline(middle, color=RANDOM_POLICIES, lw=1.2, zorder=1)
-        # Side by side in the order of their values: each can be seen, none has to be thrown at random.
+        # The offsets follow the order of the values, so every point shows and nothing is random.
         offsets = 0.28 * (np.arange(len(random)) * 0.618 % 1 * 2 - 1)
         axes.plot(random["mean_kl"], len(rows) + offsets, "o", color=RANDOM_POLICIES, markersize=2.2, alpha=0.8, mew=0)
         labels.append(f"random ({len(random)})")
@@ -127,7 +127,7 @@ def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
 
 
 def _ticks(axes: Axes, values: pd.Series) -> None:
-    """Plain numbers at 1, 2 and 5 of each decade where the values span few: such an axis has to be read, too."""
+    """Plain numbers at 1, 2 and 5 of each decade, so that an axis of less than two decades can be read."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if values.max() < 30 * values.min():

@@ -1,7 +1,7 @@
-"""Scores and their floors by layer, one panel for each source: which scores measure the quantizer at all?
+"""Scores and their floors by layer, one panel for each source: they show which scores measure the quantizer.
 
-The floor is what moving each stored value to the neighbouring value of the compute dtype does; one BF16 step is the
-same with the neighbouring BF16 value, what a cache that is not quantized resolves.
+The floor is the KL of moving each stored value to the neighbouring value of the compute dtype. One BF16 step moves it
+to the neighbouring BF16 value, which is what an unquantized cache resolves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUND_OFF = 1e-17
 
 
 def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
-    """Median, smallest and largest KL (nats) over the heads of each layer: of each precision, then of the two nulls.
+    """Median, smallest and largest KL (nats) over the heads of each layer: of each precision, then of the two controls.
 
     Rows by source in the order given, part, level (a precision, floor, bf16-step) and layer.
     """
@@ -51,13 +51,13 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
         table = read_columns(
             path, ["layer", "head", "mean_kl"], ["source", "part", "precision"], ["floor_kl", "bf16_step_kl"]
         )
-        # The nulls stand beside every precision of the same head and part: one of these is enough.
-        nulls = table.drop_duplicates(["layer", "head", "part"])
+        # Every precision of a head and part has the same controls in its row: one row is enough.
+        controls = table.drop_duplicates(["layer", "head", "part"])
         levels = pd.concat(
             [
                 table.rename(columns={"precision": "level", "mean_kl": "kl"}),
-                nulls.assign(level=FLOOR, kl=nulls["floor_kl"]),
-                nulls.assign(level=BF16_STEP, kl=nulls["bf16_step_kl"]),
+                controls.assign(level=FLOOR, kl=controls["floor_kl"]),
+                controls.assign(level=BF16_STEP, kl=controls["bf16_step_kl"]),
             ]
         ).dropna(subset="kl")
         tables.append(
@@ -80,7 +80,7 @@ def draw(table: pd.DataFrame) -> Figure:
     sources, parts = (list(dict.fromkeys(table[name])) for name in ("source", "part"))
     levels = [level for level in MAX_CODES if level in set(table["level"])]
     figure = Figure(figsize=(max(5.2, 0.8 + 3.3 * len(sources)), 1.3 + 2.7 * len(parts)), layout="constrained")
-    figure.suptitle("Scores of single heads, and what a change that means nothing does", x=0.01, ha="left")
+    figure.suptitle("Scores of single heads, and their floor", x=0.01, ha="left")
     panels = figure.subplots(len(parts), len(sources), sharex=True, sharey=True, squeeze=False)
     for row, part in zip(panels, parts, strict=True):
         for axes, source in zip(row, sources, strict=True):

@@ -64,7 +64,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.vlines(x, low, high, color="#1b1b1b", lw=1.2, zorder=4)
     axes.plot(x, middle, "s", color="white", markeredgecolor="#1b1b1b", mew=1.4, markersize=7, label=UNIFORM, zorder=5)
     axes.set_ylabel("mean held-out KL, 95 % interval (nats)")
-    figure.suptitle("Frontier: what each family of policies makes of the bytes", x=0.01, ha="left")
+    figure.suptitle("Frontier: joint KL of each family of policies", x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=legend_columns([*families, UNIFORM]), handlelength=4)
     labels = [(policy.upper(), *place) for policy, *place in zip(uniform["policy"], x, middle, strict=True)]
     place_labels(axes, labels, drawn + [(x, y) for _, x, y in labels])
@@ -72,7 +72,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _along(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
-    """Points close together on the line through (x, y), as it runs on a logarithmic axis: labels keep off them."""
+    """Points close together on the line through (x, y) on a logarithmic axis, which labels avoid."""
     import numpy as np
 
     places = np.linspace(0, len(x) - 1, 20 * len(x))

@@ -1,4 +1,4 @@
-"""Scores from gradients against measured ones, and their ratio: where does the second order hold?"""
+"""Scores from gradients against measured ones, and their ratio: they show where the second order holds."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _budget_labels(budgets: pd.Series, scale: ZeroStrip, axes: object) -> list[tuple[float, str]]:
-    """Budgets written beside their lines; those too close to tell apart share a line of text."""
+    """Labels of the budgets beside their lines; budgets that are too close share a line of text."""
     import math
 
     low, high = (math.log10(limit) for limit in axes.get_ylim())

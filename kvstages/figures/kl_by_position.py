@@ -1,4 +1,4 @@
-"""KL by position in the block: does the divergence grow as the quantized past grows?"""
+"""KL by position in the block: it shows whether the KL grows with the quantized past."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A line for each policy, or for policies that coincide; KL of 0 lies in the grey strip."""
+    """A line for each policy, or for policies that coincide; a KL of 0 is in the grey strip."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.8, 4.1), layout="constrained")

@@ -1,4 +1,4 @@
-"""Distribution of the KL over positions: how often it exceeds a value (complementary cumulative distribution)."""
+"""Distribution of the KL over positions: the share that reaches each value (complementary cumulative distribution)."""
 
 from __future__ import annotations
 

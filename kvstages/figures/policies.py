@@ -1,4 +1,4 @@
-"""Policies in figures: those that coincide are drawn once, under one label that names them all."""
+"""Policies in figures: policies that coincide are drawn once, under one label that names them all."""
 
 from __future__ import annotations
 

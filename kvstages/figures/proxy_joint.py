@@ -1,4 +1,4 @@
-"""The proxy against the joint KL of every policy measured, and the ratio of the two: where do scores add up?"""
+"""The proxy against the joint KL of every measured policy, and their ratio: they show where scores add up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(tables: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A column for each source of scores: joint KL over proxy above, their ratio below; marks tell the allocators."""
+    """A column for each source of scores: joint KL over proxy above, their ratio below; a mark for each allocator."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

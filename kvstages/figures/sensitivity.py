@@ -1,6 +1,6 @@
 """Heat maps of the single-head sensitivities, layer x head, one map for each part and precision.
 
-A score below its floor is marked: moving each value to its neighbour changes the output more than that.
+A corner marks a score below its floor: moving each value to its neighbour changes the output more.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ CORNER = [(0, 0), (0.26, 0), (0, -0.42)]
 
 
 def numbers(sensitivity: Path) -> pd.DataFrame:
-    """Scores and floors (nats) of each head and precision of a sensitivity table; of keys and values together where
-    it has them, else of both apart. ValueError where the grid has holes.
+    """Scores and floors (nats) of each head and precision of a sensitivity table.
+
+    They are of keys and values together where the table has these, else of both apart. ValueError where the grid has
+    holes.
     """
     table = read_columns(
         sensitivity, ["layer", "head", "mean_kl", "below_floor"], ["source", "part", "precision"], ["floor_kl"]
@@ -84,7 +86,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _scale(table: pd.DataFrame) -> tuple[float, float]:
-    """Smallest and largest positive score of a precision, a decade apart at least where they are the same."""
+    """Smallest and largest positive score of a precision; a decade apart where they are equal."""
     positive = table.loc[table["mean_kl"] > 0, "mean_kl"]
     low, high = (positive.min(), positive.max()) if len(positive) else (1e-3, 1e-2)
     return low, high if high > low else low * 10
@@ -136,7 +138,7 @@ def _grid(table: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def _legend(figure: Figure, table: pd.DataFrame) -> None:
-    """What the corners mean, or that there is none; nothing where no floor was measured."""
+    """The legend of the corners, or a line that says that there is none; nothing where no floor was measured."""
     from matplotlib.lines import Line2D
     from matplotlib.path import Path as Path2D
 

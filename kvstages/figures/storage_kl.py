@@ -1,4 +1,4 @@
-"""Storage against divergence: cache bytes and joint held-out KL of every policy."""
+"""Storage against KL: cache bytes and joint held-out KL of every policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIGURE = Entry(
 
 COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
 
-# Marks of the allocators; all in one shade, for the place says what matters.
+# Marks of the allocators. All have one shade, because only the place matters.
 MARKS = {
     "uniform": "s",
     "greedy": "o",
@@ -60,7 +60,7 @@ def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One point for each policy, or for policies that coincide; a KL of 0 lies in the grey strip."""
+    """One point for each policy, or for policies that coincide; a KL of 0 is in the grey strip."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.6, 4.1), layout="constrained")
@@ -82,8 +82,8 @@ def draw(table: pd.DataFrame) -> Figure:
         if allocator in used:
             axes.plot([], [], **look, label="uniform" if allocator == "uniform" else f"{allocator}, by budget")
     storage_axis(axes, table)
-    axes.set_ylabel("mean held-out KL, 95 % interval (nats)")
-    figure.suptitle("Storage against change of the next-token distribution", x=0.01, ha="left")
+    axes.set_ylabel("mean held-out KL(policy || reference)\nwith 95 % interval (nats)")
+    figure.suptitle("Storage against KL", x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=4)
     place_labels(axes, labels, avoid)
     return figure

@@ -1,1 +1,1 @@
-"""Files written whole or not at all, what each was when written, and checked readers."""
+"""Files: atomic writers, the ledger of what was written, and checked readers."""

@@ -1,4 +1,4 @@
-"""Atomic, deterministic writers and checksums: how every file of the project comes to be.
+"""Atomic, deterministic writers and checksums: every file of the project is written here.
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a kill or a full disk
 leaves the old file or none, never half of one, and the next write removes what a kill left behind. Nothing written

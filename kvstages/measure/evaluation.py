@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from kvstages.cache.packed import measured_bytes
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.files.read import read_tensors
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
 from kvstages.measure.setting import Setting
 from kvstages.models.gpt2_nano import GPT
-from kvstages.policies.allocators import policy_bytes
 from kvstages.policies.record import check_policy
 from kvstages.stats.summary import summarise
 

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import bits_of, stored_bytes
-from kvstages.cache.schemes import SIDES, Bytes
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
 from kvstages.policies.sampling import draw_assignments
@@ -133,19 +130,6 @@ def draw(table: ScoreTable, limit: int, count: int, seed: int) -> np.ndarray:
         raise _too_small(table, Budget(limit, "bytes"))
     limit = min(limit, int(table.sizes[:, 0].sum()))
     return draw_assignments(table.sizes, limit - max(granularity(table), 1), limit, count, seed)
-
-
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> Bytes:
-    """Bytes of a policy's cache of one sequence of ``tokens``, by formula (docs/schemes.md, "Bytes")."""
-    sides = zip(SIDES, (grid.keys, grid.values), strict=True)
-    parts = [stored_bytes(name, side, head_dim, tokens) for side, rows in sides for row in rows for name in row]
-    return Bytes(*map(sum, zip(*parts, strict=True)))
-
-
-def average_payload_bits(grid: PrecisionGrid) -> float:
-    """Mean bits a stored element over all keys and values, scales aside."""
-    bits = [bits_of(precision) for precision in grid.flat()]
-    return sum(bits) / len(bits)
 
 
 @dataclass(frozen=True)

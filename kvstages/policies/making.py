@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
 from kvstages.cache.precisions import BITS, by_size
-from kvstages.policies.allocators import ALLOCATORS, Move, average_payload_bits, policy_bytes
+from kvstages.policies.allocators import ALLOCATORS, Move
 from kvstages.policies.budgets import Budget
 from kvstages.scores.table import ScoreTable
 

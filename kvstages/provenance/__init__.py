@@ -1,1 +1,1 @@
-"""Where results come from: code, environment, manifest, and whether results are still what they were."""
+"""Provenance: code, environment and manifest of results, and checks that results are still what they were."""

@@ -1,21 +1,35 @@
-"""Which modules a stage imports, and a digest of them: how Snakemake learns that an edit affects a stage.
+"""The code of a stage: its digest, and the versions of the packages that it imports.
 
 The modules are found by reading the source, never by importing it, so this costs milliseconds and no torch. Imports
 inside functions count, for commands import their work when run; those under ``if TYPE_CHECKING:`` do not, for they
-never run.
+never run. A module counts by what it does: comments, docstrings, help texts and layout are no part of its digest.
+
+Some stages make one of many things: ``figure storage-kl`` draws one figure. Their digest is that of the command and of
+that one's module (``FAMILIES``), so that an edit of a figure concerns this figure only. The modules in front of every
+stage (``FRONT``: finding a command, turning errors into lines) are no part of any digest: they change no result.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 # Stages that make one of many things, and the package that holds a module for each of these.
 FAMILIES = {"figure": "figures", "table": "tables"}
+FRONT = ("", ".__main__", ".cli", ".commands", ".stages")
+# Keywords of Click whose texts only people read.
+HELP = {"help", "short_help", "epilog"}
+# What an import is called that does not have its package's name.
+DISTRIBUTIONS = {"yaml": "PyYAML"}
 
 
 def module_path(module: str, package: Path) -> Path | None:
@@ -32,6 +46,12 @@ def data_files(module: str, package: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module's file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """``node`` and every node under it that may run: all but the bodies of ``if TYPE_CHECKING:``."""
     yield node
@@ -41,24 +61,31 @@ def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 @cache
-def imported_modules(module: str, package: Path) -> frozenset[str]:
-    """Modules of ``package`` that the source of ``module`` imports by name, and the packages that hold them."""
-    found = set()
-    for node in running_nodes(ast.parse(module_path(module, package).read_text(encoding="utf-8"))):
+def imported_names(module: str, package: Path) -> frozenset[str]:
+    """Every dotted name that the source of ``module`` imports, and the packages that hold each."""
+    found = {module}
+    for node in running_nodes(parsed(module_path(module, package))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 raise ValueError(f"{module}: line {node.lineno} has a relative import, which digests do not follow")
             found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
-    parents = {name.rsplit(".", count)[0] for name in (*found, module) for count in range(name.count(".") + 1)}
-    return frozenset(
-        name for name in parents if name.split(".")[0] == package.name and module_path(name, package) is not None
-    )
+    return frozenset(name.rsplit(".", count)[0] for name in found for count in range(name.count(".") + 1))
+
+
+def imported_modules(module: str, package: Path) -> set[str]:
+    """Modules of ``package`` that the source of ``module`` imports, without those in front of every stage."""
+    front = {package.name + name for name in FRONT}
+    return {
+        name
+        for name in imported_names(module, package)
+        if name.split(".")[0] == package.name and name not in front and module_path(name, package) is not None
+    }
 
 
 def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE) -> list[str]:
-    """Sorted names of the modules that ``python -m kvstages STAGE`` imports; ValueError on an unknown stage.
+    """Sorted names of the modules that ``kvstages STAGE`` imports, FRONT left out; ValueError on an unknown stage.
 
     ``member`` names what a stage of a family makes: ``stage_modules("figure", "storage-kl")``. Without it the modules
     are those of the command alone.
@@ -66,10 +93,13 @@ def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE
     command = f"{package.name}.commands.{stage.replace('-', '_')}"
     if module_path(command, package) is None:
         raise ValueError(f"stage {stage!r}: {package.name}/commands has no file for it")
-    modules: set[str] = set()
-    waiting = {f"{package.name}.__main__", command}
+    waiting = {command}
     if member is not None:
-        waiting.add(f"{package.name}.{FAMILIES[stage]}.{member.replace('-', '_')}")
+        module = f"{package.name}.{FAMILIES[stage]}.{member.replace('-', '_')}"
+        if module_path(module, package) is None:
+            raise ValueError(f"stage {stage!r}: {package.name}/{FAMILIES[stage]} has no file for {member!r}")
+        waiting.add(module)
+    modules: set[str] = set()
     while waiting:
         module = waiting.pop()
         modules.add(module)
@@ -77,11 +107,64 @@ def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE
     return sorted(modules)
 
 
+def substance(node: Any) -> Any:
+    """A syntax tree as lists and texts, without what only people read; the same for each version of Python.
+
+    Left out are docstrings, the keywords ``HELP`` of calls, and fields that are empty or that the parser fills in its
+    own way from one version to the next.
+    """
+    if isinstance(node, list):
+        return [substance(part) for part in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment")}
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+        fields["body"] = node.body[1:]
+    if isinstance(node, ast.Call):
+        fields["keywords"] = [keyword for keyword in node.keywords if keyword.arg not in HELP]
+    return [
+        type(node).__name__,
+        *([name, substance(value)] for name, value in fields.items() if value not in (None, [])),
+    ]
+
+
+@cache
+def module_digest(path: Path) -> bytes:
+    """Digest of what a module does."""
+    return hashlib.sha256(json.dumps(substance(parsed(path))).encode()).digest()
+
+
 def stage_digest(stage: str, member: str | None = None, package: Path = PACKAGE) -> str:
-    """First 16 hexadecimal digits of the sha256 over names and contents of a stage's modules and their data files."""
+    """First 16 hexadecimal digits of the sha256 over what a stage's modules do, and over their data files."""
     digest = hashlib.sha256()
     for module in stage_modules(stage, member, package):
-        for path in (module_path(module, package), *data_files(module, package)):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+        path = module_path(module, package)
+        digest.update(f"{module}\n".encode() + module_digest(path))
+        for data in data_files(module, package):
+            digest.update(
+                f"{data.relative_to(package).as_posix()}\n".encode() + hashlib.sha256(data.read_bytes()).digest()
+            )
     return digest.hexdigest()[:16]
+
+
+def stage_packages(stage: str, member: str | None = None, package: Path = PACKAGE) -> dict[str, str | None]:
+    """Version of Python and of each package that a stage's modules import, sorted; None where it is not installed.
+
+    What these packages need in turn is not listed; neither is Click, which only parses.
+    """
+    names = {
+        name.split(".")[0]
+        for module in stage_modules(stage, member, package)
+        for name in imported_names(module, package)
+    }
+    names -= {package.name, "click", *sys.stdlib_module_names}
+    return {"python": platform.python_version(), **{name: version(name) for name in sorted(names)}}
+
+
+@cache
+def version(name: str) -> str | None:
+    """Version of the package that is imported by this name; None where it is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return None

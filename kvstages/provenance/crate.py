@@ -1,4 +1,4 @@
-"""A study's results as a Workflow Run RO-Crate: a folder or ZIP that says what ran, on what, and what came out.
+"""A study's results as a Workflow Run RO-Crate: a folder or ZIP that names inputs, code, run and outputs.
 
 Profile: Workflow Run Crate 0.5 (https://w3id.org/ro/wfrun/workflow), on RO-Crate 1.1. In it: the results with manifest
 and checksums, the pinned inputs, the converted weights, the workflow's code and the configuration used. What the
@@ -49,11 +49,15 @@ def write_crate(folder: Path, output: Path, repository: Path = PACKAGE.parent) -
     folder, output = Path(folder), Path(output)
     if output.exists():
         raise ValueError(f"{output}: exists; a crate is written to a new folder or file")
-    problems, _ = verify(folder)
+    problems, _, _ = verify(folder)
     if problems:
         raise ValueError(f"{folder}: {len(problems)} files are not what was recorded, such as {problems[0]}")
     record = read_manifest(folder / MANIFEST)
-    changed = [stage for stage, digest in record["code"]["stages"].items() if stage_digest(stage) != digest]
+    ran = {
+        (made["stage"], made["code"]) for output in record["outputs"].values() if (made := output["made"]) is not None
+    }
+    ran |= set(record["code"]["stages"].items())
+    changed = sorted(stage for stage, digest in ran if not is_code(stage, digest))
     if changed:
         raise ValueError(
             f"{folder}: the code here is not the one that ran (stage {changed[0]}); export it with the revision "
@@ -75,6 +79,14 @@ def write_crate(folder: Path, output: Path, repository: Path = PACKAGE.parent) -
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_code(stage: str, digest: str) -> bool:
+    """Whether the code of a stage (``figure frontier``) is the one with this digest."""
+    try:
+        return stage_digest(*stage.split()) == digest
+    except ValueError:
+        return False  # there is no such stage any more
 
 
 def describe(record: Mapping[str, Any], folder: Path, repository: Path) -> ROCrate:
@@ -127,14 +139,14 @@ def describe(record: Mapping[str, Any], folder: Path, repository: Path) -> ROCra
 
 
 def add(crate: ROCrate, iri: str, kind: str, **values: Any) -> Any:
-    """Add something that is no file."""
+    """Add an entity that is no file."""
     from rocrate.model.contextentity import ContextEntity
 
     return crate.add(ContextEntity(crate, iri, properties={"@type": kind, **values}))
 
 
 def properties(path: str) -> dict[str, str]:
-    """What a file's name says of it."""
+    """Type and format of a file, from its name."""
     suffix = Path(path).suffix
     return {"name": path, "encodingFormat": FORMATS.get(suffix, "application/octet-stream")}
 

@@ -1,4 +1,4 @@
-"""What a run ran on and with: command, code, packages, machine. Nothing here imports torch."""
+"""The environment of a run: command, code, packages, machine. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 10
 
 
 def output_of(*command: str) -> str | None:
-    """What a program prints, None where there is no such program, or it fails or does not end."""
+    """The output of a program; None where there is no such program, or it fails or does not end."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     except (OSError, ValueError, subprocess.SubprocessError):

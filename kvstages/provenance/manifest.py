@@ -1,4 +1,4 @@
-"""What a study's results came from: inputs, outputs, code, configuration, environment; and their checksums.
+"""The manifest of a study: inputs, outputs, code, configuration, environment, and their checksums.
 
 The manifest is the one result with a time stamp. SHA256SUMS has none: two runs from scratch write the same bytes. The
 manifest knows the checksum of SHA256SUMS, and its own (of its JSON without that entry), so that ``verify`` finds a
@@ -46,21 +46,31 @@ def digest(text: str) -> str:
 
 
 def own_digest(record: Mapping[str, Any]) -> str:
-    """What a manifest says of itself: the sha256 of its text without the entry sha256."""
+    """A manifest's checksum of itself: the sha256 of its text without the entry sha256."""
     return digest(json_text({key: value for key, value in record.items() if key != "sha256"}))
 
 
-def measured_with(outputs: Iterable[Path]) -> dict[str, list[Any]]:
-    """Devices and thread counts that the evaluations among ``outputs`` say they ran with."""
+def measured_with(outputs: Iterable[Path], made: Iterable[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
+    """Devices and thread counts that the evaluations among ``outputs`` say they ran with.
+
+    ``products`` are the matrix products that stages chose, as their files' records (``made``) have it.
+    """
     records = [read_json(path) for path in outputs if path.name == "evaluation.json"]
+    facts = [record["facts"] for record in made if record is not None]
     return {
         "devices": sorted({record["device"] for record in records}),
         "threads": sorted({record["threads"] for record in records}),
+        "products": sorted({found["product"] for found in facts if "product" in found}),
     }
 
 
+def how(made: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The manifest's entry of how a file was made: its record without the arguments, which the rule has."""
+    return None if made is None else {key: value for key, value in made.items() if key != "arguments"}
+
+
 def artifact_record(name: str, path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where an artifact comes from, by the configuration, and its sha256; ValueError if it is not what is pinned."""
+    """The configured source of an artifact, and its sha256; ValueError if it is not what is pinned."""
     try:
         artifacts = settings["study"]["artifacts"]
         pinned = artifacts["files"][name]
@@ -74,10 +84,17 @@ def artifact_record(name: str, path: Path, settings: Mapping[str, Any]) -> dict[
     return {"artifact": name, **record, "revision": artifacts.get("revision"), "sha256": found}
 
 
+def published_record(path: Path) -> dict[str, Any]:
+    """A file of published figures, as an input; nothing pins it, so the manifest says what it was."""
+    where = {"source": "local", "location": path.parent.as_posix(), "path": path.name}
+    return {"artifact": "published", **where, "revision": None, "sha256": sha256(path)}
+
+
 def manifest(
     study: str,
     settings: Mapping[str, Any],
     artifacts: Mapping[str, Path],
+    published: Iterable[Path],
     outputs: Mapping[Path, str],
     folder: Path,
     run: Mapping[str, Any],
@@ -85,13 +102,19 @@ def manifest(
 ) -> tuple[dict[str, Any], str]:
     """The manifest's record and the text of SHA256SUMS.
 
-    ``artifacts`` are the pinned inputs by their name in the configuration ``settings`` ({shared, study}); ``outputs``
-    map each file to the rule that made it, those inside ``folder`` (the study's results) have a line in SHA256SUMS;
-    ``run`` holds command, revision and dirty; ``created`` is the time of writing in ISO 8601. ValueError names a file
-    that is not what was made (``kvstages.files.ledger``) or pinned: nothing damaged gets a checksum here.
+    ``artifacts`` are the pinned inputs by their name in the configuration ``settings`` ({shared, study}), ``published``
+    the files of published figures that it shows beside its own; ``outputs`` map each file to the rule that made it,
+    those inside ``folder`` (the study's results) have a line in SHA256SUMS; ``run`` holds command, revision and dirty;
+    ``created`` is the time of writing in ISO 8601. ValueError names a file that is not what was made, or not as the
+    workflow makes it now (``kvstages.files.ledger``), or not what is pinned: nothing damaged, stale or foreign gets a
+    checksum here.
     """
-    ledger.check_all([*artifacts.values(), *outputs])
-    listed = {path.as_posix(): {"sha256": sha256(path), "rule": rule} for path, rule in outputs.items()}
+    others = {path.as_posix(): published_record(path) for path in published}
+    made = ledger.check_all([*artifacts.values(), *outputs], {name: entry["sha256"] for name, entry in others.items()})
+    listed = {
+        path.as_posix(): {"sha256": sha256(path), "rule": rule, "made": how(made.get(path.as_posix()))}
+        for path, rule in outputs.items()
+    }
     lines = checksum_lines(listed, folder.as_posix())
     record = {
         "study": study,
@@ -104,8 +127,8 @@ def manifest(
             "dirty": run["dirty"],
             "stages": {stage: stage_digest(stage) for stage in STAGES},
         },
-        "environment": environment() | measured_with(outputs),
-        "inputs": {path.as_posix(): artifact_record(name, path, settings) for name, path in artifacts.items()},
+        "environment": environment() | measured_with(outputs, made.values()),
+        "inputs": others | {path.as_posix(): artifact_record(name, path, settings) for name, path in artifacts.items()},
         "outputs": listed,
         "checksums": digest(lines),
     }
@@ -114,6 +137,7 @@ def manifest(
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """A manifest as it was written, to the byte; ValueError says in one line what is wrong with any other file."""
+    ledger.check_regular(path)
     try:
         text = path.read_bytes().decode("utf-8")
         record = json.loads(text)

@@ -1,132 +1,67 @@
-"""Are two runs of a study the same? Byte for byte first; where not, number for number within a tolerance.
+"""Comparison of two runs of a study: byte for byte first, then number for number within a tolerance.
 
 One machine, one thread count and one code give the same bytes, whatever the folder, the time or --cores. Another
 machine, thread count or device may sum in another order, so numbers may differ in their last digits; how much is
-allowed depends on what a number is (``KINDS``) and on what the model computed in (``FULL`` or ``BFLOAT16``): a study in
-BF16 is BF16 as a whole; in one of FP32 it is the files, rows and records that name it. Everything that is no floating
-point number must be equal: policies, precisions, tokens, codes, counts of bytes, texts.
+allowed depends on what a number is and on what the model computed in (``tolerances``): a study in BF16 is BF16 as a
+whole; in one of FP32 it is the files, rows and records that name it. Everything that is no floating point number must
+be equal: policies, precisions, tokens, codes, counts of bytes, texts. One exception has a name: a policy that differs
+only where the scores do not tell its moves apart (``choices``); what is measured with it is then not compared.
 
-The kind of a number is told by its column, key or tensor name, so this needs no list of files. CSV tables are compared
-row by row, JSON records key by key, safetensors tensor by tensor. Pages and pictures are drawn from the table of their
-name: where they are not the same bytes, that table speaks for them. manifest.json and SHA256SUMS say what a run was,
-not what came out; ``verify`` is for them.
+CSV tables are compared row by row, JSON records key by key, safetensors tensor by tensor. Pages and pictures are drawn
+from the table of their name: where they are not the same bytes, that table speaks for them. manifest.json and
+SHA256SUMS say what a run was, not what came out; ``verify`` is for them.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.files.read import read_json, read_tensors
+from kvstages.provenance.choices import other_choices
 from kvstages.provenance.manifest import CHECKSUMS, MANIFEST
+from kvstages.provenance.tolerances import PLACE, kinds, tolerance
 from kvstages.provenance.verify import found
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Where a run says what it ran on: the reason for a comparison, not its subject.
-PLACE = {"device", "threads", "memory_mb"}
 DRAWN = {".svg", ".png", ".html"}
 # How a file, row or record names BF16 arithmetic: by its path or by a value such as bfloat16 or measured-bfloat16.
 BF16 = "bfloat16"
-# The first pattern found in a number's name says what it is; a name with none of them is not of the model (settings,
-# budgets, bytes) and must be equal but for rounding ("exact").
-KINDS = {
-    "spread": r" of seeds$",
-    "exact": r"budget|bytes|bits|compression|theoretical|learning_rate|^set$",
-    "floor": r"floor|bf16_step",
-    "disagreement": r"disagreement|agrees_alone",
-    "error": r"(?<!reconstruction)_error$",
-    "statistic": r"ratio|correlation|share|over_joint|gap|difference|reduction|_less_",
-    "argmax": r"agree",
-    "deviation": r"logit_deviation",
-    "logit": r"logit",
-    "loss": r"cross_entropy|perplexity|gradient_norm|loss",
-    "probability": r"delta_p",
-    "extreme": r"(^|_)p0_1_(reverse_)?kl|(min|lowest)_(reverse_)?kl",
-    "tail": r"(^|_)p\d+(_\d+)?_(reverse_)?kl|(max|highest)_(reverse_)?kl",
-    "divergence": r"(^|_)kl(_|$)|proxy$|reconstruction_error|^(sum|minimum|median|maximum)$",
-}
-# Whole numbers that count what may flip by rounding: few rows of a column may differ (kind "flips").
-FLIPS = {"agrees", "below_floor"}
-# Single positions: a code that rounds the other way moves their KL by half and more, while means hardly move. So these
-# columns are compared as a whole: the distance of the two over the length of the longer one. Blocks are few positions:
-# the share of their argmaxes that flips is a mean over all of them.
-COLUMN = "positions"
-Tolerance = tuple[float, float]
-# Kind to (relative, absolute): a and b may differ by absolute + relative * max(|a|, |b|). The README, "The same bytes",
-# says what was measured. "weights" is the distance of two models over the length of one.
-FULL: dict[str, Tolerance] = {
-    "spread": (0.75, 1e-9),  # three seeds: their own rows are the ones to judge
-    "exact": (1e-12, 0.0),
-    "floor": (1.0, 1e-9),  # the rounding itself
-    "disagreement": (0.05, 2.0),
-    "error": (0.2, 1e-9),
-    "statistic": (0.2, 0.02),
-    "argmax": (0.0, 0.005),
-    "flips": (0.0, 0.005),
-    "deviation": (0.1, 1e-3),
-    "logit": (0.0, 1e-3),
-    "loss": (1e-3, 1e-3),
-    "probability": (0.1, 2e-3),
-    "extreme": (0.2, 1e-7),  # the few smallest of all positions
-    "tail": (0.2, 1e-7),
-    "divergence": (0.05, 1e-9),
-    COLUMN: (0.2, 0.0),
-    "weights": (1e-3, 0.0),
-}
-# Another order of sums trains other weights, 5e-8 apart, and these round some keys and values the other way.
-# These four were set by the one comparison in the README, so that it lies within them is no evidence for them.
-ADAPTED: dict[str, Tolerance] = FULL | {
-    "argmax": (0.0, 0.01),
-    "flips": (0.0, 0.02),
-    "loss": (3e-3, 1e-3),
-    "extreme": (0.75, 1e-7),
-}
-# BF16 has 8 bits: any disturbance flips roundings of later layers, which alone moves a KL by some 1e-3.
-BFLOAT16: dict[str, Tolerance] = FULL | {
-    "spread": (1.0, 1e-9),
-    "disagreement": (0.5, 4.0),
-    "error": (1.0, 1e-3),
-    "statistic": (1.0, 1.0),
-    "argmax": (0.0, 0.03),
-    "flips": (0.0, 0.03),
-    "deviation": (0.5, 0.5),
-    "logit": (0.05, 0.5),
-    "loss": (0.02, 0.01),
-    "probability": (0.5, 0.05),
-    "extreme": (0.5, 0.05),
-    "tail": (0.5, 0.05),
-    "divergence": (0.5, 2e-3),
-    COLUMN: (1.0, 0.0),
-    "weights": (1e-2, 0.0),
-}
+# A row that is no measurement but the spread of those above; the row before it is their mean.
+SPREAD = "standard deviation"
 
 
 @dataclass
 class Comparison:
-    """What ``compare`` found; paths seen from the study's folder.
+    """The result of ``compare``; paths are seen from the study's folder.
 
     ``identical``: the same bytes. ``within``: file to the largest part of its tolerance that a number takes up, and
-    where.
+    where. ``choices``: a line for each policy that differs where scores do not tell its moves apart.
     ``outside``: a line for each file and key that differs too much, is in one folder only, or cannot be compared.
     """
 
     identical: list[str] = field(default_factory=list)
     within: dict[str, tuple[float, str]] = field(default_factory=dict)
+    choices: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Judge:
-    """Collects what differs in one file: the worst number within tolerance, and each key outside with its worst."""
+    """Collector of the differences in one file: the worst number within tolerance, and the worst of each key outside.
 
-    tolerances: Mapping[str, Tolerance]
+    ``kinds`` of the file's numbers; whether they are of BF16 arithmetic; policies that are not compared.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    bfloat16: bool = False
+    left_out: frozenset[str] = frozenset()
     inside: list[tuple[float, str]] = field(default_factory=list)
     outside: dict[str, tuple[float, str]] = field(default_factory=dict)
 
@@ -136,40 +71,35 @@ class Judge:
         return max(self.inside, default=(0.0, ""))
 
     def of(self, *values: Any) -> Judge:
-        """The judge of what these values (of a row or record) describe: another one where they name BF16."""
+        """The judge for a row or record with these values: another one where they name BF16."""
         named = any(isinstance(value, str) and BF16 in value for value in values)
-        return replace(self, tolerances=BFLOAT16) if named else self
+        return replace(self, bfloat16=True) if named else self
 
-    def number(self, name: str, where: str, a: float, b: float, kind: str | None = None) -> None:
-        """Compare two floating point numbers called ``name``, found at ``where``."""
-        kind = kind or kind_of(name)
-        relative, absolute = self.tolerances[kind]
-        allowed = absolute + relative * max(abs(a), abs(b))
+    def number(self, name: str, where: str, a: float, b: float, size: float | None = None) -> None:
+        """Compare two numbers called ``name``, found at ``where``; relative tolerances are of ``size``, or of them."""
+        kind = self.kinds.get(name)
+        relative, absolute = tolerance(kind, self.bfloat16)
+        allowed = absolute + relative * (max(abs(a), abs(b)) if size is None else size)
         if a == b or (math.isnan(a) and math.isnan(b)):
             return
         part = abs(a - b) / allowed if allowed and math.isfinite(a) and math.isfinite(b) else math.inf
         if part <= 1:
             self.inside.append((part, where))
         elif part > self.outside.get(name, (0.0, ""))[0]:
-            self.outside[name] = part, f"{where}: {a!r} and {b!r} differ by more than {allowed:.3g} ({kind})"
+            self.outside[name] = part, f"{where}: {a!r} and {b!r} differ by more than {allowed:.3g} ({kind or 'exact'})"
 
-    def distance(self, name: str, where: str, squares: float, length: float, kind: str) -> None:
+    def distance(self, kind: str, name: str, squares: float, length: float) -> None:
         """Compare a distance, given as the sum of squared differences, with a length, given as a sum of squares."""
         share = math.sqrt(squares / length) if length else math.inf
-        allowed = self.tolerances[kind][0]
+        allowed, _ = tolerance(kind, self.bfloat16)
         if share <= allowed:
-            self.inside.append((share / allowed, where))
+            self.inside.append((share / allowed, name))
         else:
-            self.unequal(name, f"{where}: {share:.3g} of their length apart, allowed is {allowed:g} ({kind})")
+            self.unequal(name, f"{name}: {share:.3g} of their length apart, allowed is {allowed:g} ({kind})")
 
     def unequal(self, name: str, line: str) -> None:
-        """Something under ``name`` that must be equal and is not; the first one is told."""
+        """Note that something under ``name`` must be equal and is not; the first one is kept."""
         self.outside.setdefault(name, (math.inf, line))
-
-
-def kind_of(name: str) -> str:
-    """What a number is, by its column, key or tensor name."""
-    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "exact")
 
 
 def compare(first: Path, second: Path) -> Comparison:
@@ -186,18 +116,16 @@ def compare(first: Path, second: Path) -> Comparison:
     for name in sorted(names[0] ^ names[1]):
         comparison.outside.append(f"{name}: only in {folders[0] if name in names[0] else folders[1]}")
     whole = any(map(study_in_bfloat16, folders))
+    choices = other_choices(*folders)
+    comparison.choices = sorted(choices.values())
     for name in sorted(names[0] & names[1]):
         a, b = (folder / name for folder in folders)
         if same_bytes(a, b):
             comparison.identical.append(name)
+        elif a.parent.name in choices:
+            comparison.within[name] = 0.0, ""
         else:
-            judge = Judge(
-                BFLOAT16
-                if whole or BF16 in name or record_in_bfloat16(a)
-                else ADAPTED
-                if "adaptation" in name
-                else FULL
-            )
+            judge = Judge(kinds(name), whole or BF16 in name or record_in_bfloat16(a), frozenset(choices))
             compare_files(a, b, judge)
             comparison.outside.extend(f"{name}: {line}" for _, line in judge.outside.values())
             if not judge.outside:
@@ -273,38 +201,45 @@ def read_cells(path: Path) -> list[list[str]]:
 
 
 def compare_tables(a: Path, b: Path, judge: Judge) -> None:
-    """Two tables with the same columns and as many rows, cell by cell; an argmax may differ in few rows."""
+    """Two tables with the same columns and as many rows, column by column."""
     one, other = read_cells(a), read_cells(b)
-    if one[:1] != other[:1]:
+    if one[:1] != other[:1] or not one:
         return judge.unequal("", f"columns {one[:1]} and {other[:1]}")
-    if len(one) != len(other):
-        return judge.unequal("", f"{len(one) - 1} and {len(other) - 1} rows")
-    for index, name in enumerate(one[0]):
-        if name in PLACE:
-            continue
-        flips = 0.0
-        squares = length = 0.0
-        whole = name == "kl" or ("position" in one[0] and kind_of(name) != "exact")
-        for number, (row, twin) in enumerate(zip(one[1:], other[1:], strict=True), start=1):
-            if len(row) != len(one[0]) or len(twin) != len(one[0]):
+    for table in (one, other):
+        for number, row in enumerate(table):
+            if len(row) != len(one[0]):
                 return judge.unequal("", f"row {number} has not {len(one[0])} cells")
-            x, y = value(row[index]), value(twin[index])
-            if name in FLIPS and isinstance(x, int) and isinstance(y, int):
-                flips += x != y
-            elif "block" in one[0] and kind_of(name) == "argmax" and is_number(x) and is_number(y):
-                flips += abs(x - y)
-            elif whole and isinstance(x, float) and isinstance(y, float) and math.isnan(x) == math.isnan(y):
-                squares += 0.0 if math.isnan(x) else (x - y) ** 2
-                length += 0.0 if math.isnan(x) else max(x * x, y * y)
-            elif row[index] != twin[index]:
-                spread = " of seeds" if "standard deviation" in row else ""
-                compare_values(name + spread, f"{name}, row {number}", x, y, judge.of(*row, *twin))
-        if flips:
-            judge.number(
-                name, f"{name}, share of rows", flips / (len(one) - 1), 0.0, "flips" if name in FLIPS else "argmax"
-            )
-        if squares or math.isnan(squares):
-            judge.distance(name, name, squares, length, COLUMN)
+    rows, twins = ([row for row in table[1:] if not judge.left_out.intersection(row)] for table in (one, other))
+    if len(rows) != len(twins):
+        return judge.unequal("", f"{len(rows)} and {len(twins)} rows")
+    blocks = "block" in one[0]
+    for index, name in enumerate(one[0]):
+        pairs = [(value(row[index]), value(twin[index])) for row, twin in zip(rows, twins, strict=True)]
+        kind = judge.kinds.get(name)
+        numbers = all(is_number(x) and is_number(y) and math.isnan(x) == math.isnan(y) for x, y in pairs)
+        if kind == PLACE:
+            continue
+        if numbers and kind == "column":
+            compare_columns(name, pairs, judge)
+        elif numbers and kind == "agreement" and (blocks or all(isinstance(x, int) or x != x for x, _ in pairs)):
+            # Marks of single rows, and shares of the few positions of a block: what counts is their mean.
+            judge.number(name, f"{name}, share of rows", sum(abs(x - y) for x, y in pairs if x == x) / len(pairs), 0.0)
+        else:
+            for number, (x, y) in enumerate(pairs):
+                if x == y or (x != x and y != y):
+                    continue
+                # The spread of nearly equal numbers is as uncertain as they are.
+                size = max(map(abs, pairs[number - 1])) if number and numbers and SPREAD in rows[number] else None
+                of_row = judge.of(*rows[number], *twins[number])
+                compare_values(name, f"{name}, row {number + 1}", x, y, of_row, size)
+
+
+def compare_columns(name: str, pairs: Sequence[tuple[float, float]], judge: Judge) -> None:
+    """Two columns of single positions, by the distance of the two over the length of the longer one."""
+    known = [(x, y) for x, y in pairs if x == x]
+    squares = sum((x - y) ** 2 for x, y in known)
+    if squares:
+        judge.distance("column", name, squares, max(sum(x * x for x, _ in known), sum(y * y for _, y in known)))
 
 
 def compare_records(a: Path, b: Path, judge: Judge) -> None:
@@ -312,26 +247,28 @@ def compare_records(a: Path, b: Path, judge: Judge) -> None:
     compare_values("", "", read_json(a), read_json(b), judge)
 
 
-def compare_values(name: str, where: str, a: Any, b: Any, judge: Judge) -> None:
+def compare_values(name: str, where: str, a: Any, b: Any, judge: Judge, size: float | None = None) -> None:
     """Two values of a table or record; ``name`` is the innermost key, ``where`` the way to it."""
     if isinstance(a, dict) and isinstance(b, dict):
         judge = judge.of(*a.values(), *b.values())
-        for key in sorted((a.keys() ^ b.keys()) - PLACE):
+        keys = {key for key in a.keys() | b.keys() if judge.kinds.get(key) != PLACE and key not in judge.left_out}
+        for key in sorted(keys & (a.keys() ^ b.keys())):
             judge.unequal(key, f"{where}.{key}: only in one of the two".removeprefix("."))
-        for key in a.keys() & b.keys():
-            if key not in PLACE:
-                compare_values(key, f"{where}.{key}" if where else key, a[key], b[key], judge)
+        for key in sorted(keys & a.keys() & b.keys()):
+            compare_values(key, f"{where}.{key}" if where else key, a[key], b[key], judge)
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for index, pair in enumerate(zip(a, b, strict=True)):
-            compare_values(name, f"{where}[{index}]", *pair, judge)
-    elif is_number(a) and is_number(b) and (kind_of(name) in ("argmax", "disagreement") or float in (type(a), type(b))):
-        judge.number(name, where, float(a), float(b))
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            if not (isinstance(x, dict) and x.get("policy") in judge.left_out):
+                compare_values(name, f"{where}[{index}]", x, y, judge)
+    elif is_number(a) and is_number(b) and (name in judge.kinds or float in (type(a), type(b))):
+        judge.number(name, where, float(a), float(b), size)
     elif a != b or type(a) is not type(b):
         judge.unequal(where, f"{where}: {shown(a)} and {shown(b)}, expected the same".removeprefix(": "))
 
 
 def is_number(a: Any) -> bool:
-    return isinstance(a, int | float) and not isinstance(a, bool)
+    """Whether a value is a number that floating point can hold."""
+    return isinstance(a, float) or (isinstance(a, int) and not isinstance(a, bool) and abs(a) < 1 << 63)
 
 
 def shown(a: Any) -> str:
@@ -341,8 +278,8 @@ def shown(a: Any) -> str:
 
 
 def compare_tensors(a: Path, b: Path, judge: Judge) -> None:
-    """Two safetensors files: records equal but for the place, whole numbers equal, logits number by number, and any
-    other floating point tensors as one model, by their distance."""
+    """Two safetensors files: records equal but for the place, whole numbers equal, tensors of a kind number by number,
+    and the other floating point tensors as one model, by their distance."""
     (one, record), (other, twin) = read_tensors(a), read_tensors(b)
     compare_values("", "record", record, twin, judge)
     if one.keys() != other.keys():
@@ -354,7 +291,7 @@ def compare_tensors(a: Path, b: Path, judge: Judge) -> None:
         elif not tensor.is_floating_point():
             if not tensor.equal(other[name]):
                 judge.unequal(name, f"{name}: whole numbers differ, expected the same")
-        elif kind_of(name) == "exact":
+        elif name not in judge.kinds:
             difference = tensor.double() - other[name].double()
             distance += float(difference.square().sum())
             length += float(tensor.double().square().sum())
@@ -362,7 +299,7 @@ def compare_tensors(a: Path, b: Path, judge: Judge) -> None:
             for where, x, y in differing(name, tensor, other[name]):
                 judge.number(name, where, x, y)
     if distance or math.isnan(distance):
-        judge.distance("weights", "weights", distance, length, "weights")
+        judge.distance("weights", "weights", distance, length)
 
 
 def described(tensor: Tensor) -> str:

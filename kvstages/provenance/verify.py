@@ -1,8 +1,8 @@
-"""Is a study's folder still what its manifest says? Every file is read again; nothing is believed.
+"""Verification of a study's folder against its manifest: every file is read again.
 
 What is compared: manifest.json with the sha256 that it gives itself, SHA256SUMS with the one in the manifest, and each
-input and output with its own; and the folder must hold nothing else. Where the manifest is damaged, the results are
-still compared with SHA256SUMS.
+input and output with its own. What else the folder holds is listed: a budget that was tried by its path, results of
+settings that were taken out. Where the manifest is damaged, the results are still compared with SHA256SUMS.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstages.files.ledger import sha256
+from kvstages.files.ledger import check_regular, sha256
 from kvstages.provenance.manifest import CHECKSUMS, MANIFEST, read_manifest
 
 
-def verify(folder: Path) -> tuple[list[str], int]:
-    """One line for each file that differs, is missing or is extra, and how many files were compared.
+def verify(folder: Path) -> tuple[list[str], list[str], int]:
+    """Lines of files that differ or are missing, lines of files that are no part of the study; how many were compared.
 
     ``folder`` is results/STUDY; inputs are looked for beside it, as the paths in the manifest say. ValueError where it
     is no folder or has neither manifest nor checksums.
@@ -50,8 +50,8 @@ def verify(folder: Path) -> tuple[list[str], int]:
     for path, digest in sorted(expected.items()):
         problems.extend(compare(path, digest))
     known = {path.absolute() for path in (*expected, manifest, checksums)}
-    problems.extend(f"{path}: extra, nothing says what it is" for path in found(folder) if path.absolute() not in known)
-    return problems, len(expected) + 1
+    others = [f"{path}: not part of the study" for path in found(folder) if path.absolute() not in known]
+    return problems, others, len(expected) + 1
 
 
 def one_line(error: Exception) -> str:
@@ -70,11 +70,12 @@ def near(path: Path) -> Path:
 def listed(checksums: Path, problems: list[str]) -> Iterator[tuple[Path, str]]:
     """Files and sha256 of SHA256SUMS; lines that are none go to ``problems``."""
     try:
+        check_regular(checksums)
         lines = checksums.read_bytes().decode("utf-8", "surrogateescape").split("\n")
     except FileNotFoundError:
         problems.append(f"{checksums}: missing")
         return
-    except OSError as error:
+    except (ValueError, OSError) as error:
         problems.append(one_line(error))
         return
     for number, line in enumerate(lines, start=1):
@@ -86,12 +87,12 @@ def listed(checksums: Path, problems: list[str]) -> Iterator[tuple[Path, str]]:
 
 
 def compare(path: Path, digest: str) -> Iterator[str]:
-    """What is wrong with one file, if anything."""
+    """The problem with one file; None where there is none."""
     try:
         actual = sha256(path)
     except (FileNotFoundError, NotADirectoryError):
         yield f"{path}: missing"
-    except OSError as error:
+    except (ValueError, OSError) as error:
         yield one_line(error)
     else:
         if actual != digest:

@@ -1,1 +1,1 @@
-"""A study: its configuration, artifacts, text and windows."""
+"""A study: its configuration, files, artifacts, text and windows."""

@@ -15,6 +15,7 @@ from kvstages.files.ledger import sha256 as sha256_of
 from kvstages.files.read import is_lfs_pointer
 from kvstages.study.hub import download
 
+REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("bundled", "hub", "local")
 
 
@@ -29,7 +30,7 @@ def fetch(source: str, location: str, revision: str | None, path: str, sha256: s
             download(location, str(revision), path, temporary)
             origin = f"{location} at revision {revision}: {path}"
         else:
-            file = Path(location).expanduser() / path
+            file = folder_of(source, location) / path
             copy(file, temporary)
             origin = str(file)
         found = sha256_of(temporary)
@@ -38,8 +39,14 @@ def fetch(source: str, location: str, revision: str | None, path: str, sha256: s
             raise ValueError(f"{origin}: sha256{kind} is {found}, expected {sha256}; {output} was not written")
 
 
+def folder_of(source: str, location: str) -> Path:
+    """Folder of a bundled or local source; a bundled one that the working directory lacks is the repository's own."""
+    folder = Path(location).expanduser()
+    return REPOSITORY / location if source == "bundled" and not folder.exists() else folder
+
+
 def check_artifact(source: str, location: str, revision: str | None, path: str, sha256: str) -> None:
-    """ValueError unless the five say, without doubt, which bytes of which place are meant."""
+    """ValueError unless the five name exactly one file of one place and its checksum."""
     if source not in SOURCES:
         raise ValueError(f"source {source!r}: expected one of {', '.join(SOURCES)}")
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):

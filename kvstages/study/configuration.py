@@ -1,4 +1,4 @@
-"""Checks of a whole configuration, in plain Python: what a schema cannot say, and every error in one line.
+"""Checks of a whole configuration, in plain Python, because a schema cannot give each error in one line.
 
 ``config/config.yaml`` holds what all studies share (``check_shared``), ``config/studies/STUDY.yaml`` one study
 (``load_study``, ``check_study``). config/README.md explains the keys. Imports neither torch nor snakemake, so that the
@@ -22,13 +22,13 @@ from typing import Any
 
 import yaml
 
-from kvstages.analysis.published import published_folder
+from kvstages.analysis.published import SHIPPED, published_folder
 from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import BYTES
 from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
-from kvstages.study.artifacts import SOURCES, check_artifact
+from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
@@ -193,7 +193,7 @@ def kind(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it, cut short; nobody reads more, and Python writes no number of thousands of digits."""
+    """A value as Python writes it, cut short; Python refuses to write a number of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
         return "a number of more than 60 digits"
     text = repr(value)
@@ -353,10 +353,11 @@ def allocators(where: str, value: Any) -> None:
 
 
 def published(where: str, value: Any) -> None:
-    """Published figures that are there."""
+    """Published figures that are there: those that ship with the project, or a folder below the working directory."""
     text(where, value)
     try:
-        published_folder(value)
+        if published_folder(value).parent != SHIPPED:
+            check_inside("folder", value)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

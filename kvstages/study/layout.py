@@ -1,4 +1,4 @@
-"""A study as the workflow sees it: the path of every file, and the arguments of every stage, from its configuration.
+"""Class ``Study``: the path of every file and the arguments of every stage, from a study's configuration.
 
 The rule files hold patterns of paths and shell commands; whatever depends on a study's configuration they ask here.
 Lists of names (policies, arms, seeds, budgets) come in one order, whatever the order of the configuration. Properties
@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from kvstages.analysis.entries import Entry
+from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
@@ -359,6 +360,17 @@ class Study:
         """Everything that the workflow makes of the study."""
         return [*self.input_files, *self.output_files, *self.manifest_files]
 
+    @property
+    def report_files(self) -> list[str]:
+        """The files that the report shows."""
+        return [path for path in (*self.figure_files, *self.table_files) if path.endswith((".svg", ".html"))]
+
+    @property
+    def published_files(self) -> list[str]:
+        """Files of the published figures that the study repeats; none of those that ship with the package."""
+        name = self.settings.get("published")
+        return [] if name is None else published_files(name)
+
     # Figures and tables.
 
     def files(self, name: str) -> list[str]:
@@ -370,7 +382,7 @@ class Study:
         return all(self.files(given.files) for given in entry.inputs.values())
 
     def entry_files(self, entry: Entry) -> list[str]:
-        """What a figure or table reads."""
+        """The files that a figure or table reads."""
         names = [*(given.files for given in entry.inputs.values()), *entry.beside]
         return [path for name in names for path in self.files(name)]
 
@@ -388,7 +400,9 @@ class Study:
         return self.entry_arguments(self.figures[figure])
 
     def table_inputs(self, table: str) -> list[str]:
-        return self.entry_files(self.tables[table])
+        """What a table reads: the files that it names as inputs, and published figures."""
+        entry = self.tables[table]
+        return [*self.entry_files(entry), *(self.published_files if entry.published else [])]
 
     def table_arguments(self, table: str) -> list[str]:
         """The inputs of a table, and the published figures that the study repeats, as arguments of ``table``."""
@@ -435,18 +449,18 @@ class Study:
 
     @property
     def device_arguments(self) -> list[Any]:
-        """Device and thread count of the torch stages; the count is fixed, for sums depend on it."""
+        """Device and thread count of the torch stages; the count is fixed, because sums depend on it."""
         return ["--device", self.shared["device"], "--threads", self.shared["threads"]]
 
     def execution_arguments(self, dtype: str | None = None) -> list[Any]:
-        """How the decoder runs: path, arithmetic (the study's own unless ``dtype`` says another), device, memory."""
+        """Execution, arithmetic (the study's own unless ``dtype`` names another), device and memory of the decoder."""
         return [
             *("--execution", self.settings["execution"], "--compute-dtype", dtype or self.compute_dtype),
             *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
     def intervention_arguments(self, dtype: str) -> list[str]:
-        """What a sweep tries on every head, as arguments of ``sweep``: parts, precisions, and control interventions.
+        """The interventions of a sweep, as arguments of ``sweep``: parts, precisions, and control interventions.
 
         A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
         """
@@ -458,7 +472,7 @@ class Study:
         return [*options_of("--part", parts), *options_of("--precision", [*tried, FLOOR, BF16_STEP])]
 
     def allocation_arguments(self, policy: str) -> list[str]:
-        """How a policy comes to be, as arguments of ``allocate``."""
+        """Allocator, budget and unit of a policy, as arguments of ``allocate``."""
         allocator, budget = split_policy(policy)
         if budget is None:
             return ["--allocator", "uniform", "--precision", policy, "--unit", self.settings["unit"]]
@@ -536,15 +550,18 @@ class Study:
         return recipes + ([f"exact-{name}-split-low=exact:{other}:keys-values:{more}"] if more != "int8,int4" else [])
 
     @property
-    def manifest_settings(self) -> str:
-        """The configuration used, as JSON for ``manifest``."""
+    def configuration(self) -> dict[str, Any]:
+        """The configuration used, for the ledger and the manifest, as JSON reads it back."""
         shared = {key: value for key, value in self.shared.items() if key != "studies"}
-        return json.dumps({"shared": shared, "study": self.settings}, sort_keys=True)
+        return json.loads(json.dumps({"shared": shared, "study": self.settings}))
 
     @property
     def pinned_arguments(self) -> list[str]:
-        """The pinned artifacts, as arguments of ``manifest``."""
-        return options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES))
+        """The pinned artifacts and the published figures, as arguments of ``manifest``."""
+        return [
+            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES)),
+            *options_of("--published", self.published_files),
+        ]
 
     def made_arguments(self, rules: Iterable[Producer]) -> list[str]:
         """Everything else that rules made, each with its rule, as arguments of ``manifest``."""
@@ -563,7 +580,7 @@ class Producer(Protocol):
 
 
 class Studies(dict[str, Study]):
-    """The studies by name, and how rules ask them."""
+    """The studies by name, with the functions that rules call."""
 
     def ask(self, question: str, *about: str, wildcards: str = "") -> Callable[[Any], Any]:
         """An input or params function: what the job's study answers to ``question``, a property or method of ``Study``.

@@ -1,4 +1,4 @@
-"""The tables of results: one file each, which says what it is (``TABLE``), with one function ``make``.
+"""The tables of results: one file each, with its entry (``TABLE``) and one function ``make``.
 
 ``make`` returns (table, page): one tidy DataFrame, and the page laid out from it. Where the study repeats a published
 one, the folder of published figures (``published``) adds a column ``published_...`` beside each measured column that

@@ -85,10 +85,10 @@ def make(
         Column("agreement", "agreement", percent, interval=True),
     ]
     notes = [
-        "Every row, also those of adapted models, is measured against the original model with BF16 caches.",
-        "Arm noise trains with cache noise; arm control does the same steps without it. No noise in evaluation.",
-        "Mean and standard deviation: of the sample of seeds. An arm with a single seed has neither; without noise "
-        "nothing is random, so one run says all.",
+        "Every row, adapted models included, is measured against the original model with BF16 caches.",
+        "Arm noise trains with cache noise; arm control takes the same steps without it. Evaluation has no noise.",
+        "Mean and standard deviation are of the sample of seeds. An arm with one seed has neither. An arm without "
+        "noise has nothing random and runs once.",
         measured_note(before + [record for _, _, record in after]),
         INTERVAL_NOTE,
         *storage_notes(before),

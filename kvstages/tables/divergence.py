@@ -1,4 +1,4 @@
-"""The table ``divergence``: how far each policy is from the reference, as complete as llama.cpp's report of the KL."""
+"""Divergence of each policy from the reference, as complete as llama.cpp's report of the KL."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TABLE = Entry(
 )
 
 NOTES = [
-    "p is the policy's distribution of the next token, q the reference's. KL in nats, over all positions; nothing "
-    "quantized is seen at position 0 of a block, so it measures 0 there.",
+    "KL is in nats, over all positions. Position 0 of a block sees nothing quantized, so its KL is 0. llama.cpp and "
+    "ModelOpt report KL(reference || policy).",
     "Δp is the probability of the true next token under the policy minus that under the reference: a probability "
     "between −1 and 1, not per cent. Δp and perplexities are over the positions that have a next token.",
-    "In brackets: 95 % interval, bootstrap over blocks; what compares policy and reference is paired over the same "
-    "blocks. ±: one standard error over blocks; of perplexities and of the RMS by the delta method. "
-    "99.9 % to 0.1 %: percentiles.",
+    "Brackets hold the 95 % interval (bootstrap over blocks); comparisons of policy and reference are paired over the "
+    "same blocks. ± is one standard error over blocks, for perplexities and the RMS by the delta method. "
+    "99.9 % to 0.1 % are percentiles.",
     "A KL of 10⁻¹⁵ or less is rounding in FP64, and may be negative.",
 ]
 
@@ -62,7 +62,7 @@ def make(evaluations: Sequence[Path], study: str | None = None) -> tuple[pd.Data
         Section(
             f"{direction} (nats)", [policy, *_with_error("mean", f"mean_{name}", divergence), *_spread(name)], table
         )
-        for direction, name in (("D(p ‖ q), policy from reference", "kl"), ("D(q ‖ p), the reverse", "reverse_kl"))
+        for direction, name in (("KL(policy || reference)", "kl"), ("KL(reference || policy)", "reverse_kl"))
     ]
     sections += [
         Section("Perplexity", [policy, *perplexity], table),

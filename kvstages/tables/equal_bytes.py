@@ -1,4 +1,4 @@
-"""What every recipe of allocation gets out of the same bytes, against the published one."""
+"""Every recipe at the same bytes, against the published one."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TABLE = Entry(
 
 NOTES = [
     "Less KL and the change of agreement are paired: both policies are measured on the same blocks, and these are "
-    "resampled for both together. Where the interval holds 0, the data do not tell the two apart.",
-    "McNemar's p: the exact two-sided test of whether the recipe and the published one agree equally often, over "
-    "positions as if these were independent; the interval, over blocks, is the safer one.",
+    "resampled for both together. Where the interval holds 0, the data do not show a difference.",
+    "McNemar's p is that of the exact two-sided test that the recipe and the published one agree equally often. It "
+    "takes positions as independent; the interval over blocks is safer.",
     "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the "
     "published recipe at the same budget; below 0 is more KL.",
     "Equal bytes: each budget is the KL budget of the published recipe, in nats of its proxy. Every other recipe takes "

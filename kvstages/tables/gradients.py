@@ -24,18 +24,18 @@ TABLE = Entry(
 )
 
 NOTES = [
-    "Rank correlation: Spearman's, of estimated and measured scores over the units (heads, or their keys or values) "
-    "whose measured score is above its floor. Ratio: estimated / measured, its quantiles over the units.",
-    "Fewer probes: the probes that there are in disjoint groups; the rank correlation is the mean over the groups, "
-    "quantiles are over units and groups.",
-    "Error of the probes: standard error of a score on the same text, relative to it, median over the units. It falls "
-    "with the square root of the probes; a ratio that stays away from 1 with many probes says that the change is too "
-    "large for the second order.",
+    "The rank correlation is Spearman's, of estimated and measured scores over the units (heads, or their keys or "
+    "values) whose measured score is above its floor. The ratio is estimated / measured; quantiles are over the units.",
+    "Rows with fewer probes take the same probes in disjoint groups: the rank correlation is the mean over the groups, "
+    "and quantiles are over units and groups.",
+    "The error of the probes is the standard error of a score on the same text, relative to it, median over the units. "
+    "It falls with the square root of the probes. A ratio that stays away from 1 with many probes says that the change "
+    "is too large for the second order.",
 ]
 
 
 def make(measured: Path, projections: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
-    """Rows by part, precision and number of probes; the page tells those of all probes first."""
+    """Rows by part, precision and number of probes; the page has those of all probes first."""
     table = accuracy(measured, projections)
     shown = table.assign(part=table["part"].map(PART_LABELS))
     names = [Column("of a head", "part", str), Column("precision", "precision", str)]

@@ -1,4 +1,4 @@
-"""What several tables share: held-out metrics and their sections, published columns, titles and notes."""
+"""Shared parts of tables: held-out metrics and their sections, published columns, titles and notes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ STORAGE_NOTES = [
     "Less storage is not a speed-up: decoding from a packed cache does more work, and no speed is measured here.",
 ]
 PROXY_NOTE = (
-    "The proxy is a calibration proxy, the sum of single-head KL on the calibration window. It is not a bound on the "
-    "KL of the joint policy."
+    "The proxy is a calibration proxy: the sum of single-head KL on the calibration window. It does not bound the KL "
+    "of the joint policy."
 )
 INTERVAL_NOTE = (
-    "In brackets: 95 % interval, bootstrap over blocks. KL in nats, over all positions, position 0 included."
+    "Brackets hold the 95 % interval (bootstrap over blocks). KL is KL(policy || reference) in nats, over all "
+    "positions, position 0 included."
 )
 PUBLISHED_NOTE = (
     "“Published” figures are those of the write-up that this study repeats (NVIDIA RTX A5000, PyTorch 2.4.1, computed "
@@ -47,7 +48,7 @@ def page_title(study: str | None, table: str) -> str:
 def held_out_sections(
     names: Sequence[Column], table: pd.DataFrame, emphasis: tuple[str, str] | None = None
 ) -> list[Section]:
-    """Two sections of held-out metrics, narrow enough for published columns too; ``names`` tell the rows apart."""
+    """Two sections of held-out metrics, narrow enough for published columns; ``names`` are the first columns."""
     distribution = [Column(f"{name} KL", f"{name}_kl", divergence) for name in ("p50", "p95", "p99", "max")]
     prediction = [
         Column("cross entropy (nats)", "cross_entropy", decimal(4)),

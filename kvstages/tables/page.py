@@ -1,4 +1,4 @@
-"""A table of results as a small page of HTML that needs nothing else: for people, and for Snakemake's report."""
+"""A table of results as a small page of HTML that needs no other file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section], notes: Sequence[str]) -> str:
-    """The page; what lies between its <main> tags can stand in another page too, style included."""
+    """The page. The part between its <main> tags, style included, also fits into another page."""
     body = "\n".join(_section(section) for section in sections)
     items = "\n".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return (

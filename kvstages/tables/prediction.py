@@ -1,4 +1,4 @@
-"""Whether interactions improve on adding up scores: predictions of joint KL against what was measured."""
+"""Predictions of joint KL against measured ones: plain sums of scores, and sums with interactions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTES = [
     "Every prediction is made on the calibration window: from the measured scores of single units, from gradients with "
     "the units added up, or from gradients with all interactions of units (to second order).",
     "Rank correlation: Spearman's, of prediction and joint KL over the policies. Ratio: joint KL / prediction, its "
-    "quantiles over the policies. In brackets: 95 % interval, bootstrap over blocks; on the calibration window "
+    "quantiles over the policies. Brackets hold the 95 % interval (bootstrap over blocks); on the calibration window "
     "prediction and joint KL are drawn together.",
     "Below 1e-4 nats the joint KL is mostly that of BF16 roundings of keys and values that a joint run in FP32 flips; "
     "no score and no gradient counts them.",

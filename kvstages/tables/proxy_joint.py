@@ -1,4 +1,4 @@
-"""How the proxy orders policies, and how far it is from their joint KL, by its size."""
+"""Proxy against joint KL: how well it orders policies, and their ratio by its size."""
 
 from __future__ import annotations
 

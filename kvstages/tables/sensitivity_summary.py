@@ -122,28 +122,26 @@ def make(
         for row in table.itertuples(index=False)
     )
     notes = [
-        "Scores: mean KL (nats) over the calibration window with one head (or its keys, or its values) at this "
-        "precision and all others in BF16.",
+        "A score is the mean KL(policy || reference) (nats) over the calibration window with one head (or its keys, or "
+        "its values) at this precision and all others in BF16.",
         f"Sources: {'; '.join(sources)}.",
-        "Floor: what a change that means nothing does: each stored key and value of that head moved to the "
-        "neighbouring value of the dtype that the model computes in. A score below it measures the arithmetic, not the "
-        "quantizer. One BF16 step: the same with the neighbouring BF16 value, the resolution of an unquantized cache.",
-        "Rounding theory: the error of a rounding grows with the square of its step, (127/7)² ≈ 329 from INT8 to INT4. "
-        "A ratio far below it, or a strong correlation with the layer, says that something else than the rounding of "
-        "the cache was measured.",
-        "Joint KL: the uniform policy on the held-out window "
+        "The floor is the KL of a change that means nothing: each stored key and value of that head moves to the "
+        "neighbouring value of the dtype that the model computes in. A score below it measures the arithmetic and not "
+        "the quantizer. One BF16 step moves to the neighbouring BF16 value, the resolution of an unquantized cache.",
+        "By rounding theory the error grows with the square of the step, (127/7)² ≈ 329 from INT8 to INT4. A ratio far "
+        "below it, or a strong correlation with the layer, says that something else than the rounding of the cache was "
+        "measured.",
+        "The joint KL is that of the uniform policy on the held-out window "
         + "; ".join(sorted({f"{r['window']}, {r['positions']:,} positions, {settings([r])}" for r in records}))
-        + ". It stands beside scores of whole heads in the same arithmetic. The sum is over the calibration window, so "
-        "the quotient also compares two windows.",
+        + ", for scores of whole heads in the same arithmetic. The sum is over the calibration window, so the quotient "
+        "also compares two windows.",
         PROXY_NOTE,
         *storage_notes(records),
     ]
     sections = [
         Section("Spread of the single-head scores (nats)", spread, shown),
         Section("Scores and their floor (nats)", floor, shown),
-        Section(
-            "What the scores say: trend over layers, ratio to INT8, sum against the joint policy", structure, shown
-        ),
+        Section("Trend over layers, ratio to INT8, sum against the joint policy", structure, shown),
     ]
     said = page_title(study, "sensitivity summary")
     return table, page(said, sections, notes + [PUBLISHED_NOTE] * (published is not None))

@@ -22,10 +22,11 @@ rule adapt_model:
     params:
         training=STUDIES.ask("training_arguments", wildcards="arm seed"),
         code=stage_digest("adapt"),
+        packages=stage_packages("adapt"),
     message:
         "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
-        "python -m kvstages adapt --model {input.model} --windows {input.windows}"
+        "kvstages --code {params.code} adapt --model {input.model} --windows {input.windows}"
         " {params.training} --output {output.model} --curve {output.curve} 2> {log}"
 
 
@@ -46,9 +47,10 @@ rule evaluate_adapted:
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the model adapted with seed {wildcards.seed}, arm {wildcards.arm}"
     shell:
-        "python -m kvstages evaluate --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
         " --policy {input.policy} --reference {input.reference} {params.execution}"
         " --output {output.evaluation} --positions {output.positions} 2> {log}"

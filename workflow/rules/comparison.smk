@@ -24,10 +24,11 @@ rule allocate_published_recipe:
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
+        packages=stage_packages("allocate"),
     message:
         "{wildcards.study}: the published recipe's policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
+        "kvstages --code {params.code} allocate --policy published --allocator greedy --budget {wildcards.budget} --unit head"
         " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
@@ -45,10 +46,11 @@ rule allocate_base:
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
+        packages=stage_packages("allocate"),
     message:
         "{wildcards.study}: the exact policy at the published recipe's bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
+        "kvstages --code {params.code} allocate --policy exact --allocator exact --bytes-of {input.limit} --unit head"
         " --precisions int8,int4 --sensitivity {input.sensitivity} --model {input.model} --tokens {params.tokens}"
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
@@ -69,10 +71,11 @@ rule sweep_around_policy:
         layer=lambda wildcards: int(wildcards.layer),
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("sweep"),
+        packages=stage_packages("sweep"),
     message:
         "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
+        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
         " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
         " --output {output} 2> {log}"
 
@@ -86,10 +89,11 @@ rule gather_moves:
         "logs/gather_moves/{study}/{budget}.log",
     params:
         code=stage_digest("gather"),
+        packages=stage_packages("gather"),
     message:
         "{wildcards.study}: gather the moves around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
+        "kvstages --code {params.code} gather {input} --source around-{wildcards.budget} --output {output} 2> {log}"
 
 
 rule refine_policy:
@@ -104,10 +108,11 @@ rule refine_policy:
         "logs/refine_policy/{study}/{budget}.log",
     params:
         code=stage_digest("refine"),
+        packages=stage_packages("refine"),
     message:
         "{wildcards.study}: reallocate around the policy of budget {wildcards.budget}"
     shell:
-        "python -m kvstages refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
+        "kvstages --code {params.code} refine --base {input.base} --moves {input.moves} --sensitivity {input.sensitivity}"
         " --model {input.model} --output {output} 2> {log}"
 
 
@@ -124,10 +129,11 @@ rule make_policy_set:
         recipes=STUDIES.ask("equal_bytes_arguments"),
         tokens=STUDIES.ask("block"),
         code=stage_digest("policy-set"),
+        packages=stage_packages("policy-set"),
     message:
         "{wildcards.study}: policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "kvstages --code {params.code} policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --budget {wildcards.budget} --output {output} 2> {log}"
 
 
@@ -144,10 +150,11 @@ rule make_frontier:
         recipes=STUDIES.ask("frontier_arguments"),
         tokens=STUDIES.ask("block"),
         code=stage_digest("policy-set"),
+        packages=stage_packages("policy-set"),
     message:
         "{wildcards.study}: policies along the frontier"
     shell:
-        "python -m kvstages policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
+        "kvstages --code {params.code} policy-set {params.sensitivities} --model {input.model} --tokens {params.tokens}"
         " {params.recipes} --output {output} 2> {log}"
 
 
@@ -168,10 +175,11 @@ rule evaluate_policy_set:
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
         " {params.execution} --output {output} 2> {log}"
 
@@ -192,10 +200,11 @@ rule evaluate_frontier:
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
 
 
@@ -216,10 +225,11 @@ rule measure_on_calibration:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure policies on the window of the sensitivities"
     shell:
-        "python -m kvstages evaluate-set --model {input.model} --windows {input.windows} --window calibration"
+        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window calibration"
         " {params.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
 
 
@@ -237,8 +247,9 @@ rule predict_policies:
     params:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         code=stage_digest("predict"),
+        packages=stage_packages("predict"),
     message:
         "{wildcards.study}: predict the joint KL of policies"
     shell:
-        "python -m kvstages predict {input.sweeps} --model {input.model} --projections {input.projections}"
+        "kvstages --code {params.code} predict {input.sweeps} --model {input.model} --projections {input.projections}"
         " {params.policies} --joint {input.joint} --output {output} 2> {log}"

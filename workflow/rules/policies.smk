@@ -18,8 +18,9 @@ rule allocate_policy:
         allocation=STUDIES.ask("allocation_arguments", wildcards="policy"),
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
+        packages=stage_packages("allocate"),
     message:
         "{wildcards.study}: allocate precisions for {wildcards.policy}"
     shell:
-        "python -m kvstages allocate {params.allocation} --sensitivity {input.sensitivity} --model {input.model}"
+        "kvstages --code {params.code} allocate {params.allocation} --sensitivity {input.sensitivity} --model {input.model}"
         " --tokens {params.tokens} --policy {wildcards.policy} --output {output.policy} --steps {output.steps} 2> {log}"

@@ -1,6 +1,6 @@
 """The record of a study: inputs, outputs, code, configuration and environment, and the results' checksums.
 
-Needs: every input and every other result of the study.
+Needs: every input and every other result of the study; its configuration, which the Snakefile keeps as a file.
 Makes: results/{study}/manifest.json (with a time stamp) and results/{study}/SHA256SUMS (without).
 """
 
@@ -9,18 +9,20 @@ rule write_manifest:
     input:
         STUDIES.ask("input_files"),
         STUDIES.ask("output_files"),
+        STUDIES.ask("published_files"),
+        settings=".ledger/{study}.configuration",
     output:
         manifest="results/{study}/manifest.json",
         checksums="results/{study}/SHA256SUMS",
     log:
         "logs/write_manifest/{study}.log",
     params:
-        settings=STUDIES.ask("manifest_settings"),
         pinned=STUDIES.ask("pinned_arguments"),
         made=STUDIES.ask("made_arguments", workflow.rules),
         code=stage_digest("manifest"),
+        packages=stage_packages("manifest"),
     message:
         "{wildcards.study}: record inputs, outputs, code and environment"
     shell:
-        "python -m kvstages manifest --study {wildcards.study} --settings {params.settings:q}"
+        "kvstages --code {params.code} manifest --study {wildcards.study} --settings {input.settings}"
         " --output {output.manifest} --checksums {output.checksums} {params.pinned:q} {params.made:q} 2> {log}"

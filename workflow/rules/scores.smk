@@ -22,10 +22,11 @@ rule sweep_layer:
         interventions=STUDIES.ask("intervention_arguments", wildcards="dtype"),
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("sweep"),
+        packages=stage_packages("sweep"),
     message:
         "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
     shell:
-        "python -m kvstages sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
+        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
         " {params.interventions} {params.execution} --output {output} 2> {log}"
 
 
@@ -38,10 +39,11 @@ rule gather_sensitivity:
         "logs/gather_sensitivity/{study}/{dtype}.log",
     params:
         code=stage_digest("gather"),
+        packages=stage_packages("gather"),
     message:
         "{wildcards.study}: gather the sensitivities"
     shell:
-        "python -m kvstages gather {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
+        "kvstages --code {params.code} gather {input} --source measured-{wildcards.dtype} --output {output} 2> {log}"
 
 
 rule gradients_sensitivity:
@@ -61,9 +63,10 @@ rule gradients_sensitivity:
         device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
         code=stage_digest("gradients"),
+        packages=stage_packages("gradients"),
     message:
         "{wildcards.study}: estimate all sensitivities from gradients"
     shell:
-        "python -m kvstages gradients --model {input.model} --windows {input.windows} --probes {params.probes}"
+        "kvstages --code {params.code} gradients --model {input.model} --windows {input.windows} --probes {params.probes}"
         " {params.device} --memory-mb {params.memory} --output-table {output.table}"
         " --projections {output.projections} 2> {log}"

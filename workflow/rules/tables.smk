@@ -27,7 +27,8 @@ for table, entry in TABLES.items():
             inputs=STUDIES.ask("table_arguments", table),
             title=STUDIES.ask("title"),
             code=stage_digest("table", table),
+            packages=stage_packages("table", table),
         message:
             "{wildcards.study}: make the table {params.name}"
         shell:
-            "python -m kvstages table {params.name} {params.inputs:q} --title {params.title:q} --output {output.html} 2> {log}"
+            "kvstages --code {params.code} table {params.name} {params.inputs:q} --title {params.title:q} --output {output.html} 2> {log}"

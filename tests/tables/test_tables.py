@@ -94,7 +94,7 @@ def test_divergence(study, tmp_path):
         assert rows.loc["int4", name] == record[name]
     assert rows.loc["bf16", "perplexity_ratio"] == 1
     for words in (
-        "D(p ‖ q), policy from reference (nats)", "D(q ‖ p), the reverse (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
+        "KL(policy || reference) (nats)", "KL(reference || policy) (nats)", "<th>99.9 %</th>", "<th>0.1 %</th>",
         "Δp of the true next token, policy minus reference (probability)", "not per cent", SETTINGS,
         "Same most likely token (share of positions)", "one standard error over blocks",
     ):  # fmt: skip

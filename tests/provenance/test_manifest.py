@@ -14,6 +14,7 @@ from kvstages.provenance.manifest import KEYS, checksum_lines, manifest, own_dig
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 SHARD = "resources/s/shard/held-out.bin"
+OTHER = "results/s/a table.csv"
 OUTPUTS = {
     "results/s/policies/b/evaluation.json": '{"device": "cpu", "threads": 1}',
     "results/s/policies/a/evaluation.json": '{"device": "cuda", "threads": 1}',
@@ -40,7 +41,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def invoke(*arguments: str) -> object:
     outputs = ["--output", "results/s/manifest.json", "--checksums", "results/s/SHA256SUMS"]
-    words = ["manifest", "--study", "s", *outputs, "--settings", json.dumps(SETTINGS), *arguments]
+    Path("settings.json").write_text(json.dumps(SETTINGS))
+    words = ["manifest", "--study", "s", *outputs, "--settings", "settings.json", *arguments]
     return CliRunner().invoke(main, words)
 
 
@@ -75,7 +77,7 @@ def test_manifest_tells_what_each_file_is_and_came_from(files: list[str]) -> Non
             "path": "shards/held-out.bin", "sha256": ARTIFACTS["files"]["shard"]["sha256"],
         }
     }  # fmt: skip
-    assert record["outputs"]["results/s/a table.csv"] == {"sha256": EMPTY, "rule": "rule_2"}
+    assert record["outputs"]["results/s/a table.csv"] == {"sha256": EMPTY, "rule": "rule_2", "made": None}
     assert sorted(record["outputs"]) == sorted(OUTPUTS)
     assert record["configuration"] == SETTINGS
     assert record["environment"]["devices"] == ["cpu", "cuda"]
@@ -109,7 +111,7 @@ def test_an_artifact_that_is_not_the_pinned_one_is_refused(files: list[str]) -> 
         (["--artifact", SHARD], f"--artifact '{SHARD}': expected NAME=PATH"),
         (["results/s/a table.csv"], "output 'results/s/a table.csv': expected RULE=PATH"),
         (["rule=results/s/gone"], "No such file or directory: 'results/s/gone'"),
-        (["--settings", "{"], "--settings: not JSON ("),
+        (["--settings", SHARD], f"{SHARD}: not a JSON file ("),
     ],
 )
 def test_wrong_arguments_are_one_line(files: list[str], arguments: list[str], message: str) -> None:
@@ -138,10 +140,62 @@ def test_file_outside_the_folder_has_no_line() -> None:
 )
 def test_a_manifest_with_a_right_checksum_and_wrong_contents(tmp_path: Path, change: dict, message: str) -> None:
     run = {"command": "c", "revision": None, "dirty": None}
-    record, _ = manifest("s", {}, {}, {}, Path("results/s"), run, "2026-01-01")
+    record, _ = manifest("s", {}, {}, (), {}, Path("results/s"), run, "2026-01-01")
     record = {**record, **change}
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**record, "sha256": own_digest(record)}, indent=2, sort_keys=True) + "\n")
     with pytest.raises(ValueError) as caught:
         read_manifest(path)
     assert message in str(caught.value)
+
+
+@pytest.fixture
+def recorded(files: list[str]) -> list[str]:
+    """The same files, each with a record that says what made it; a plan of the workflow that says the same."""
+    from kvstages.files import ledger
+    from kvstages.files.atomic import write_bytes
+
+    Path(ledger.FOLDER).mkdir()
+    plan = {}
+    for name in (SHARD, *OUTPUTS):
+        stage = {"stage": "gather", "arguments": {"--output": name, "--source": "x"}, "code": "0" * 16}
+        ledger.begin({**stage, "packages": {"python": "3.11.7"}, "planned": True})
+        ledger.state(product="float32")
+        write_bytes(Path(name), Path(name).read_bytes())
+        plan[name] = stage
+    ledger.write_plan(plan, {})
+    return files
+
+
+def test_manifest_tells_of_each_file_what_made_it(recorded: list[str]) -> None:
+    record = run(*recorded)
+    made = {
+        "stage": "gather", "code": "0" * 16, "packages": {"python": "3.11.7"}, "planned": True,
+        "facts": {"product": "float32"},
+    }  # fmt: skip
+    assert record["outputs"]["results/s/a table.csv"]["made"] == made
+    assert record["environment"]["products"] == ["float32"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"arguments": {"--output": OTHER, "--source": "y"}},
+            'was made with --source "x", where the workflow says "y"',
+        ),
+        ({"arguments": {"--output": OTHER}}, 'was made with --source "x", where the workflow says null'),
+        ({"code": "1" * 16}, "was made by other code of the stage gather than there is now"),
+        ({"stage": "sweep"}, "was made by the stage gather, where the workflow runs sweep"),
+    ],
+)
+def test_what_is_not_made_as_the_workflow_says_now_is_not_signed(
+    recorded: list[str], change: dict, message: str
+) -> None:
+    from kvstages.files import ledger
+
+    plan = ledger.read_plan()
+    ledger.write_plan({**plan, OTHER: {**plan[OTHER], **change}}, {})
+    result = invoke("--artifact", f"shard={SHARD}", *recorded)
+    assert result.output == f"Error: {OTHER}: {message}: delete it and run again\n"
+    assert not Path("results/s/manifest.json").exists() and not Path("results/s/SHA256SUMS").exists()

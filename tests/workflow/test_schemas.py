@@ -23,7 +23,7 @@ from kvstages.files.ledger import sha256
 from kvstages.provenance.manifest import KEYS, manifest
 from kvstages.study.configuration import check_shared, check_study, load_study
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
 SHARED = yaml.safe_load((REPOSITORY / "config" / "config.yaml").read_text())
 SCHEMAS = {
@@ -194,7 +194,7 @@ def test_manifest_is_what_its_schema_says(results: Path, monkeypatch: pytest.Mon
     pinned = {"path": "test_schemas.py", "sha256": sha256(Path(__file__))}
     settings = {"shared": {}, "study": {"artifacts": {"source": "local", "location": "x", "files": {"shard": pinned}}}}
     run = {"command": "snakemake", "revision": "a" * 40, "dirty": False}
-    record, _ = manifest("s", settings, {"shard": Path(__file__)}, files, results, run, "2026-01-01T00:00:00+00:00")
+    record, _ = manifest("s", settings, {"shard": Path(__file__)}, (), files, results, run, "2026-01-01T00:00:00+00:00")
     assert list(record) == list(KEYS) == list(SCHEMAS["manifest"]["properties"]) == SCHEMAS["manifest"]["required"]
     jsonschema.validate(record, SCHEMAS["manifest"])
     assert record["inputs"] and record["outputs"] and record["code"]

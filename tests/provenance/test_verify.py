@@ -41,7 +41,9 @@ def make_study(folder: Path) -> None:
         artifacts = {"source": "local", "location": "files", "files": {"shard": pinned}}
         outputs = {path: "a_rule" for path in sorted([*FOLDER.rglob("*"), MODEL]) if path.is_file()}
         study = {"shared": {}, "study": {"artifacts": artifacts}}
-        record, lines = manifest("small", study, {"shard": SHARD}, outputs, FOLDER, RUN, "2026-01-01T00:00:00+00:00")
+        record, lines = manifest(
+            "small", study, {"shard": SHARD}, (), outputs, FOLDER, RUN, "2026-01-01T00:00:00+00:00"
+        )
         write_text(FOLDER / "SHA256SUMS", lines)
         write_json(FOLDER / "manifest.json", record)
     finally:
@@ -63,8 +65,8 @@ def study(made_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return FOLDER
 
 
-def run(folder: Path | str = FOLDER) -> Result:
-    return CliRunner().invoke(main, ["verify", str(folder)])
+def run(folder: Path | str = FOLDER, *options: str) -> Result:
+    return CliRunner().invoke(main, ["verify", str(folder), *options])
 
 
 def files() -> list[Path]:
@@ -108,13 +110,13 @@ def test_a_flipped_byte_of_manifest_or_checksums_is_found(study: Path, data: st.
     bit = data.draw(st.integers(0, 7))
     flip(path, position, bit)
     try:
-        problems, _ = verify(study)
+        problems, _, _ = verify(study)
         assert len(problems) == 1 and problems[0].startswith(f"{path}: ") and "\n" not in problems[0]
     finally:
         flip(path, position, bit)
 
 
-def test_missing_extra_and_changed_files_are_each_a_line(study: Path) -> None:
+def test_missing_other_and_changed_files_are_each_a_line(study: Path) -> None:
     (study / "policies" / "int8" / "steps.csv").unlink()
     (study / "policies" / "extra.json").write_text("{}")
     (study / ".hidden").write_text("")
@@ -127,9 +129,9 @@ def test_missing_extra_and_changed_files_are_each_a_line(study: Path) -> None:
         "resources/small/model.safetensors: differs (sha256 is ",
         "resources/small/shard/held-out.bin: differs (sha256 is ",
         "results/small/policies/int8/steps.csv: missing",
-        "results/small/.hidden: extra, nothing says what it is",
-        "results/small/linked: extra, nothing says what it is",
-        "results/small/policies/extra.json: extra, nothing says what it is",
+        "results/small/.hidden: not part of the study",
+        "results/small/linked: not part of the study",
+        "results/small/policies/extra.json: not part of the study",
     ]
     lines = result.output.splitlines()
     assert len(lines) == len(expected)
@@ -170,7 +172,7 @@ def test_a_study_is_verified_from_any_working_directory(study: Path, monkeypatch
 
 def test_a_study_elsewhere_lacks_its_inputs_and_says_so(study: Path, tmp_path: Path) -> None:
     shutil.copytree(study, tmp_path / "moved" / "away" / "small")
-    problems, _ = verify(tmp_path / "moved" / "away" / "small")
+    problems, _, _ = verify(tmp_path / "moved" / "away" / "small")
     assert [problem.split(": ")[1] for problem in problems] == ["missing", "missing"]
     assert all("resources" in problem for problem in problems)
 
@@ -192,3 +194,34 @@ def test_a_file_that_cannot_be_read_is_named(study: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == "results/small/policies/int8/steps.csv: cannot be read (Permission denied)\n"
+
+
+def test_what_is_no_part_of_the_study_is_listed_and_only_strictly_refused(study: Path) -> None:
+    """A budget that was tried by its path, and the results of an allocator that was taken out."""
+    shutil.copytree(study / "policies" / "int8", study / "policies" / "exact-0.5")
+    names = sorted(path.name for path in (study / "policies" / "int8").iterdir())
+    lines = [f"results/small/policies/exact-0.5/{name}: not part of the study" for name in names]
+    result = run()
+    assert result.exit_code == 0
+    assert result.output.splitlines()[:-1] == lines and "files are what was recorded" in result.output
+    result = run(FOLDER, "--strict")
+    assert result.exit_code == 1 and result.output.splitlines() == lines
+
+
+@pytest.mark.parametrize("name", ["policies/int8/steps.csv", "manifest.json", "SHA256SUMS", "windows.safetensors"])
+@pytest.mark.parametrize(
+    ("put", "kind"),
+    [
+        (os.mkfifo, "is a pipe, expected a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device, expected a file"),
+        (lambda path: path.mkdir(), "is a folder, expected a file"),
+        (lambda path: path.symlink_to("nowhere"), "missing"),
+    ],
+    ids=["pipe", "device", "folder", "dangling link"],
+)
+def test_what_is_no_file_does_not_hold_verify_up(study: Path, name: str, put, kind: str) -> None:
+    (study / name).unlink()
+    put(study / name)
+    result = run()
+    assert result.exit_code == 1
+    assert result.output.splitlines()[0] == f"results/small/{name}: {kind}"

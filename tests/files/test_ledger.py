@@ -23,7 +23,7 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory in which files are recorded."""
     monkeypatch.chdir(tmp_path)
     Path(ledger.FOLDER).mkdir()
-    ledger.forget()
+    ledger.begin()
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def chain() -> list[Path]:
     """c.json, made of b.json, made of a.json."""
     paths = [Path(name) for name in ("results/a.json", "results/b.json", "results/c.json")]
     for number, path in enumerate(paths):
-        ledger.forget()
+        ledger.begin()
         if number:
             read_json(paths[number - 1])
         write_json(path, number)
@@ -50,8 +50,9 @@ def chain() -> list[Path]:
 def test_a_file_knows_what_it_was_made_of() -> None:
     paths = chain()
     record = json.loads(Path(".ledger/results/c.json.json").read_text())
-    assert record == {"sha256": ledger.sha256(paths[2]), "inputs": {"results/b.json": ledger.sha256(paths[1])}}
-    ledger.check_all(paths)
+    inputs = {"results/b.json": ledger.sha256(paths[1])}
+    assert record == {"sha256": ledger.sha256(paths[2]), "inputs": inputs, "made": None}
+    ledger.check_all(paths, {})
 
 
 @pytest.mark.parametrize(
@@ -88,16 +89,16 @@ def test_a_file_that_changed_is_found_at_the_end() -> None:
     paths = chain()
     flip(paths[0])
     with pytest.raises(ValueError, match=r"^results/a\.json: changed after it was made"):
-        ledger.check_all(paths)
+        ledger.check_all(paths, {})
 
 
 def test_a_result_of_another_version_of_its_input_is_found_though_nothing_is_damaged() -> None:
     """b was made again and c was not, as happens when an old file is put back with its old time."""
     paths = chain()
-    ledger.forget()
+    ledger.begin()
     write_json(paths[1], "new")
     with pytest.raises(ValueError, match=r"^results/c\.json: was made of another results/b\.json than"):
-        ledger.check_all(paths)
+        ledger.check_all(paths, {})
 
 
 def test_a_file_that_no_stage_made_is_found() -> None:
@@ -105,7 +106,7 @@ def test_a_file_that_no_stage_made_is_found() -> None:
     other = Path("results/d.json")
     other.write_text("1")
     with pytest.raises(ValueError, match=r"^results/d\.json: no stage made it here"):
-        ledger.check_all([*paths, other])
+        ledger.check_all([*paths, other], {})
     assert read_json(other) == 1, "but it can be read: a stage by hand takes any file"
 
 
@@ -129,7 +130,7 @@ def test_without_the_folder_nothing_is_recorded_or_compared() -> None:
     paths = chain()
     flip(paths[0])
     assert read_json(paths[1]) == 1
-    ledger.check_all(paths)
+    ledger.check_all(paths, {})
     assert sorted(path.name for path in Path().iterdir()) == ["results"]
 
 
@@ -149,3 +150,85 @@ def test_nothing_is_left_of_a_record_that_could_not_be_written(monkeypatch: pyte
     with pytest.raises(OSError, match="No space left"):
         write_text(Path("file"), "x")
     assert sorted(path.name for path in Path().rglob("*")) == [".ledger"]
+
+
+STAGE = {"stage": "gather", "arguments": {"--source": "x"}, "code": "0" * 16, "packages": {"python": "3.11.7"}}
+PLANNED = {key: STAGE[key] for key in ledger.COMPARED}
+
+
+def test_a_job_reads_only_what_was_made_as_the_plan_says() -> None:
+    path = Path("results/a.json")
+    ledger.begin({**STAGE, "planned": True})
+    write_json(path, 1)
+    ledger.write_plan({"results/a.json": PLANNED}, {})
+    ledger.begin({**STAGE, "planned": True})
+    assert read_json(path) == 1
+    ledger.write_plan({"results/a.json": {**PLANNED, "arguments": {"--source": "y"}}}, {})
+    ledger.begin({**STAGE, "planned": True})
+    with pytest.raises(
+        ValueError, match=r'^results/a\.json: was made with --source "x", where the workflow says "y": '
+    ):
+        read_json(path)
+    ledger.begin({**STAGE, "planned": False})
+    assert read_json(path) == 1, "a stage by hand takes any file that is whole"
+
+
+def test_a_file_that_no_stage_wrote_is_not_what_the_plan_says() -> None:
+    path = chain()[0]
+    ledger.write_plan({"results/a.json": PLANNED}, {})
+    ledger.begin({**STAGE, "planned": True})
+    with pytest.raises(ValueError, match="was not made by a stage, where the workflow runs gather"):
+        read_json(path)
+
+
+def test_what_a_stage_found_out_is_recorded() -> None:
+    ledger.begin({**STAGE, "planned": True})
+    ledger.state(product="float32")
+    write_json(Path("a.json"), 1)
+    assert ledger.recorded(Path("a.json"))["made"]["facts"] == {"product": "float32"}
+    ledger.begin()
+    ledger.state(product="float32")
+    write_json(Path("a.json"), 1)
+    assert ledger.recorded(Path("a.json"))["made"] is None
+
+
+def test_what_follows_from_a_stale_file_is_not_current() -> None:
+    """c was made of b, which was made of a: when a is of other settings than now, none of the three is current."""
+    paths = chain()
+    for path, given in zip(paths, ([], paths[:1], paths[1:2]), strict=True):
+        ledger.begin({**STAGE, "planned": True})
+        for other in given:
+            read_json(other)
+        write_json(path, path.name)
+    plan = {path.as_posix(): PLANNED for path in paths}
+    assert all(ledger.current(path, plan, {}) for path in paths)
+    other = {**plan, "results/a.json": {**PLANNED, "code": "1" * 16}}
+    assert not any(ledger.current(path, other, {}) for path in paths)
+    flip(paths[1])
+    assert [ledger.current(path, plan, {}) for path in paths] == [True, False, False]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
+def test_a_damaged_plan_is_one_line(content: bytes) -> None:
+    ledger.PLAN.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^\.ledger/plan: damaged: delete it and start the workflow again"):
+        ledger.begin({**STAGE, "planned": True})
+
+
+def test_a_plan_of_some_files_leaves_the_others_as_long_as_the_configuration_is_the_same() -> None:
+    first, second = "results/s/a.json", "results/s/b.json"
+    ledger.write_plan({first: PLANNED, "results/t/c.json": PLANNED}, {"s": 1, "t": 1})
+    ledger.write_plan({second: PLANNED}, {"s": 1, "t": 1})
+    assert set(ledger.read_plan()) == {first, second, "results/t/c.json"}
+    ledger.write_plan({second: PLANNED}, {"s": 2, "t": 1})
+    assert set(ledger.read_plan()) == {second, "results/t/c.json"}
+    assert ledger.read_settings() == {"s": 2, "t": 1}
+
+
+def test_a_configuration_is_written_when_it_is_another_one() -> None:
+    path = ledger.write_settings("s", {"a": 1})
+    os.utime(path, (1, 1))
+    ledger.write_settings("s", {"a": 1})
+    assert path.stat().st_mtime == 1
+    ledger.write_settings("s", {"a": 2})
+    assert path.stat().st_mtime > 1 and json.loads(path.read_text()) == {"a": 2}

@@ -16,7 +16,7 @@ from kvstages.policies.budgets import Budget
 from kvstages.policies.making import STEP_COLUMNS, allocated_policy, uniform_policy
 from kvstages.policies.names import ALLOCATORS
 
-SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 
 
 def test_the_record_of_the_published_mixed_policy():

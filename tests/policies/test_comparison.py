@@ -21,7 +21,7 @@ from kvstages.policies.allocators import ALLOCATORS
 from kvstages.policies.budgets import Budget
 from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
 
-SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 NATS = Budget(0.01, "nats")
 
 

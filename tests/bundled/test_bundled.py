@@ -20,7 +20,7 @@ from kvstages.study.configuration import load_study
 from kvstages.study.shards import read_shard
 from kvstages.study.text import Tokenizer
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "resources" / "bundled" / "sotu-12x8"
 SMALL = Recipe(vocab_size=130, context_len=16, embedding_dim=16, num_layers=2, num_heads=2, batch=2, steps=3, warmup=1)
 TEXT = "Fellow citizens of the Senate and House of Representatives:\n\nThe state of the Union is strong. " * 9

@@ -25,7 +25,7 @@ from kvstages.scores.columns import SENSITIVITY_COLUMNS
 from kvstages.scores.projections import TENSOR, Projections, read_projections, record_of
 from kvstages.scores.table import read_scores
 
-SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 GRID = PrecisionGrid((("int8", "bf16"), ("int4", "int4")), (("int4", "bf16"), ("int4", "bf16")))
 
 

@@ -12,10 +12,10 @@ from published import PUBLISHED
 from score_tables import head_table, published_table, random_table
 
 from kvstages.analysis.published import published_policies
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.policies import names
-from kvstages.policies.allocators import ALLOCATORS, average_payload_bits, draw, exact, granularity, policy_bytes
+from kvstages.policies.allocators import ALLOCATORS, draw, exact, granularity
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
 

@@ -29,8 +29,8 @@ from kvstages.models.checkpoints import read_checkpoint
 from kvstages.models.config import GPTConfig, read_config
 from kvstages.policies.record import read_policy
 from kvstages.provenance.manifest import read_manifest
-from kvstages.provenance.reproduction import FULL as TOLERANCES
 from kvstages.provenance.reproduction import Judge, compare_records, compare_tables, compare_tensors
+from kvstages.provenance.tolerances import kinds
 from kvstages.provenance.verify import listed
 from kvstages.scores.table import read_scores, read_setting
 from kvstages.study.configuration import check_shared, check_study, load_study
@@ -114,7 +114,8 @@ def encode(vocabulary: Path, merges: Path) -> None:
 
 def compared(with_what: Path, compare: Any) -> Any:
     """A comparer of results, with a right file on the other side."""
-    return lambda path: compare(with_what, path, Judge(TOLERANCES))
+    kind = kinds(f"policies/int8/{with_what.name}") or kinds("reference/validation.safetensors")
+    return lambda path: compare(with_what, path, Judge(kind))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from kvstages.models.checkpoints import save_model
 from kvstages.policies.names import ALLOCATORS
 from kvstages.scores.table import COLUMNS
 
-SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from schemes import ANY_WIDTH, WIDE, contexts
 from kvstages.cache.coding import Codec
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.packed import PackedCache, measured_bytes
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.schemes import precision
 from kvstages.models.gpt2_nano import attend
-from kvstages.policies.allocators import policy_bytes
 
 LAYERS, HEADS, TOKENS = 2, 2, 11
 # Odd, no power of two, and one that engines' blocks ask for.

@@ -277,6 +277,6 @@ def test_checking_imports_nothing_heavy():
     program = (
         "import sys, kvstages.study.configuration; print({'torch', 'pandas', 'snakemake', 'click'} & set(sys.modules))"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     arguments = [sys.executable, "-c", program]
     assert subprocess.run(arguments, cwd=root, capture_output=True, text=True, check=True).stdout == "set()\n"

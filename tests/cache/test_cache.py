@@ -15,10 +15,9 @@ from kvstages.cache import packed as cache_module
 from kvstages.cache.interventions import CONTROLS
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.packed import PackedCache, measured_bytes
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.precisions import BITS
 from kvstages.cache.quantizer import neighbour
-from kvstages.policies.allocators import policy_bytes
 
 PRECISIONS = tuple(BITS)
 
