@@ -5,7 +5,7 @@ scheme and a number of bits. ``docs/schemes.md`` has each option's formula, sour
 
 A precision is written as its levels and bits, then its options, joined by "+" in a fixed order:
 
-    int4                                    the published quantizer (docs/method.md, "The quantizer")
+    int4                                    the published quantizer (docs/method.md, "Quantizer")
     int4-hadamard                           keys and values rotated
     lloyd4-k.mean+hadamard+mse+first1       "k." or "v." in front of an option: keys or values alone
 
