@@ -83,8 +83,9 @@ benchmark: $(INSTALLED)
 # A name of a study as the configuration takes them; nothing else may reach rm, and resources/bundled is no study.
 clean-study:
 	@case "$$STUDY" in \
-		'' | bundled | -* | *[!a-z0-9-]*) \
+		'' | bundled | bundled-model | results | -* | *[!a-z0-9-]*) \
 			echo "STUDY='$$STUDY': expected the name of a study, such as STUDY=demo" >&2; exit 1;; \
 	esac
 	rm -rf resources/$(STUDY) results/$(STUDY) .ledger/resources/$(STUDY) .ledger/results/$(STUDY)
-	rm -rf logs/*/$(STUDY) logs/*/$(STUDY).log
+	rm -rf .ledger/finished/resources/$(STUDY) .ledger/finished/results/$(STUDY) .ledger/benchmarks/$(STUDY)
+	rm -rf logs/*/$(STUDY) logs/*/$(STUDY).log benchmarks/*/$(STUDY) benchmarks/*/$(STUDY).tsv benchmarks/$(STUDY)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 from snakemake.utils import min_version
 
 if not workflow.modifier.is_main_snakefile():
@@ -29,14 +30,14 @@ if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSIT
 
 from kvstages.analysis.entries import entries
 from kvstages.cli import main
-from kvstages.commands.planning import check_start, current_files, plan
+from kvstages.commands.planning import check_start, current_files, make_again, plan, several
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.policies.budgets import NATS
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
-from kvstages.study.configuration import FILES, check_shared, check_study, load_study
-from kvstages.study.layout import Studies, Study, options_of
+from kvstages.study.configuration import FILES, check_shared, load_studies
+from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, Studies, Study, once, options_of
 
 min_version("9.0")
 
@@ -47,18 +48,12 @@ configfile: "config/config.yaml"
 try:
     check_shared(config)
     FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
-    STUDIES = Studies()
-    for path in sorted(Path("config", "studies").glob("*.yaml")):
-        settings = load_study(path)
-        check_study(path.stem, settings)
-        STUDIES[path.stem] = Study(path.stem, settings, config, FIGURES, TABLES)
-    for study in config["studies"]:
-        if study not in STUDIES:
-            known = ", ".join(STUDIES)
-            raise ValueError(f"config/config.yaml: studies: no file config/studies/{study}.yaml; there are: {known}")
+    found, unusable = load_studies(Path("config", "studies"), config["studies"])
+    STUDIES = Studies({study: Study(study, settings, config, FIGURES, TABLES) for study, settings in found.items()})
 except ValueError as error:
     raise WorkflowError(str(error)) from None
-
+for line in unusable if workflow.is_main_process else []:
+    logger.warning(f"{line}: nothing can be asked for of this study")
 
 # What a torch job takes of the resource `gpu`; the device itself is a key of the configuration.
 GPUS = 0 if config["device"] == "cpu" else 1
@@ -73,7 +68,7 @@ shell.prefix(
     + 'kvstages() {{ python -P -m kvstages "$@"; }}; '
 )
 # Snakemake's own processes on a cluster start as `python -m snakemake`.
-os.environ["PYTHONSAFEPATH"] = "1"
+os.environ.update(PYTHONSAFEPATH="1")
 
 # The manifest names the command and the code's revision, which a job sees neither of; a container takes variables by
 # names of their own.
@@ -90,6 +85,7 @@ if not REPORT:
 
 
 onstart:
+    make_again(workflow.dag_settings)
     # Stages record what they write, and check what they read by this plan (kvstages/files/ledger.py).
     made = plan(main, [(job.output, job.shellcmd) for job in workflow.dag.jobs if job.shellcmd])
     ledger.write_plan(made, SETTINGS)

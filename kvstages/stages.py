@@ -31,8 +31,12 @@ GROUPS: dict[str, dict[str, str]] = {
     "Results": {
         "figure": "Draw a figure and write the numbers that it shows.",
         "table": "Write a table of results as CSV and HTML.",
+        "time": "Tabulate what the jobs of a study took.",
         "manifest": "Record inputs, outputs, code and environment, and write the checksums.",
         "export": "Export a study as a Workflow Run RO-Crate.",
+    },
+    "In one process": {
+        "several": "Run several stages, and pass over those whose files are what they would make.",
     },
     "Checks": {
         "verify": "Compare every file of a study with what was recorded.",

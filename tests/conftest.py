@@ -30,7 +30,9 @@ def record():
     if sys.argv[0].endswith(os.path.join("kvstages", "__main__.py")):
         names = {name for name in sys.modules if name.split(".")[0] == "kvstages"}
         words = sys.argv[3:] if sys.argv[1] == "--code" else sys.argv[1:]
-        stage = " ".join(words[: 2 if words[0] in ("figure", "table") else 1])
+        lines = " ".join(words[1:]).split(" + ") if words[0] == "several" else [" ".join(words)]
+        lines = [line.split()[2 if line.startswith("--code") else 0 :] for line in lines]
+        stage = "+".join(sorted({" ".join(line[: 2 if line[0] in ("figure", "table") else 1]) for line in lines}))
         with open(os.path.join(os.environ["PROBED"], f"{stage}.{os.getpid()}"), "w") as file:
             file.write("\\n".join(sorted(names)))
 
@@ -40,7 +42,14 @@ SHAPE = {"vocab_size": 64, "context_len": 16, "embedding_dim": 16, "num_layers":
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 # Runs a command for which permissions count: root reads every file, but for these two rights.
 AS_ANY_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"] if os.geteuid() == 0 else []
-SHARED = {"studies": ["small"], "device": "cpu", "threads": 1, "memory_mb": 1024, "container": "kvstages.sif"}
+SHARED = {
+    "studies": ["small"],
+    "device": "cpu",
+    "threads": 1,
+    "runs_a_job": 100,
+    "memory_mb": 1024,
+    "container": "kvstages.sif",
+}
 STUDY = {
     # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
     "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
+
+# Between the stages of one command line (``several``).
+SEPARATOR = "+"
+
+
+def together(stages: Iterable[Sequence[Any]]) -> list[str]:
+    """The words of several stages as one command line."""
+    found: list[str] = []
+    for words in stages:
+        found += [*([SEPARATOR] if found else []), *map(str, words)]
+    return found
+
+
+def lines(words: Iterable[str]) -> list[list[str]]:
+    """The words of each stage of such a command line."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == SEPARATOR:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
 
 
 def asked(group: click.Group, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

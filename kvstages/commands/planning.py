@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvstages.commands.arguments import asked
+from kvstages.commands.arguments import asked, lines, together
+from kvstages.commands.several import AGAIN
 from kvstages.files import ledger
-from kvstages.provenance.code import stage_digest
+from kvstages.provenance.code import FAMILIES, stage_digest
 
 # The files that a refused start names, one a line.
 FOREIGN = Path(ledger.FOLDER, "foreign")
@@ -30,10 +31,42 @@ def plan(group: click.Group, jobs: Iterable[tuple[Iterable[str], str]]) -> dict[
         words = shlex.split(command)
         if words[:1] != ["kvstages"]:
             continue
-        names, arguments = asked(group, words[1 : words.index("2>") if "2>" in words else None])
-        record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
-        made.update((os.path.relpath(path), record) for path in outputs)
+        words = words[1 : words.index("2>") if "2>" in words else None]
+        for line in lines(words[1:]) if words[0] == "several" else [words]:
+            names, arguments = asked(group, line)
+            record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
+            made.update((os.path.relpath(path), record) for path in outputs if words is line or writes(line, path))
     return made
+
+
+def writes(line: Iterable[str], path: str) -> bool:
+    """Whether a stage with these words makes an output of its job: one that it names, or one beside it (.svg, .png)."""
+    return os.path.splitext(path)[0] in {os.path.splitext(word)[0] for word in line}
+
+
+def several(ask: Callable[[Any], Iterable[Sequence[Any]]]) -> Callable[[Any], list[str]]:
+    """Params function: the arguments of ``kvstages several`` for the stages that ``ask`` names for a job's wildcards,
+    each with the digest of its code.
+    """
+
+    def words(wildcards: Any) -> list[str]:
+        return together(["--code", stage_digest(*stage_names(stage)), *stage] for stage in ask(wildcards))
+
+    return words
+
+
+def make_again(asked: Any) -> None:
+    """Tell jobs of several stages to make current files again too, where Snakemake was told to: -f, -F or -R.
+
+    ``asked`` are the workflow's settings of its graph of jobs.
+    """
+    if asked.forceall or asked.forcetargets or asked.forcerun:
+        os.environ[AGAIN] = "1"
+
+
+def stage_names(words: Sequence[str]) -> Sequence[str]:
+    """The names of the stage with these words: one, or that of a figure or table too."""
+    return words[: 2 if words[0] in FAMILIES else 1]
 
 
 def check_start(kept: Iterable[str], plan: Mapping[str, Mapping[str, Any]]) -> None:

@@ -16,15 +16,11 @@ TITLE = click.Option(["--title"], help="The study's title, to stand in that of t
 
 def run(module: ModuleType, output: Path, title: str | None, published: str | None = None, **inputs: Any) -> None:
     from kvstages.analysis.published import published_folder
-    from kvstages.files.atomic import write_table, write_text
+    from kvstages.tables.page import write_page
 
-    if output.suffix != ".html":
-        raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")
     if published is not None:
         inputs["published"] = published_folder(published)
-    table, page = module.make(**inputs, study=title)
-    write_table(output.with_suffix(".csv"), table)
-    write_text(output, page)
+    write_page(output, *module.make(**inputs, study=title))
 
 
 @click.group("table", cls=EntryGroup, package="kvstages.tables", run=run, options=[TITLE, output(WRITTEN)])

@@ -33,6 +33,8 @@ from kvstages.study.windows import SMALLEST_BLOCK, check_windows
 
 SHARED = "config/config.yaml"
 NAME = r"[a-z0-9][a-z0-9-]*"
+# Folders of resources/, and of benchmarks/, that belong to no study.
+RESERVED = ("bundled", "bundled-model", "results")
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("one-pass", "token-by-token")
 # What a study's policies come from: single-unit KL, or gradients (see ``gradients``).
@@ -51,6 +53,8 @@ SEEDS = range(2**63)
 LARGEST = 10**9
 MOST_LAYERS = 10**4
 MOST_THREADS = 4096
+# The command line of a job has to fit into 128 KiB.
+MOST_RUNS = 100
 LONGEST_SHOWN = 60
 LONGEST_NUMBER = 200  # bits
 
@@ -67,6 +71,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
                 "studies": studies,
                 "device": one_of(DEVICES),
                 "threads": whole(1, "a number of CPU threads", MOST_THREADS),
+                "runs_a_job": whole(1, "sweeps, or adapted models, of one job", MOST_RUNS),
                 "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
                 "container": image,
             },
@@ -77,8 +82,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
 
 def check_study(name: str, study: Mapping[str, Any]) -> None:
     """Check one study; ValueError names its file, the key, what was found and what was expected."""
-    if not re.fullmatch(NAME, name):
-        raise ValueError(f"study {name!r}: expected a name of lower-case letters, digits and hyphens")
+    study_name("config/studies", name)
     try:
         keys(
             study,
@@ -143,10 +147,37 @@ StudyLoader.add_implicit_resolver(
 )
 
 
+def load_studies(folder: Path, asked: Iterable[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The checked studies of a folder by name, and what is wrong with each other file there, a line each.
+
+    A file whose name opens with a dot is an editor's or a file system's, and no study. ValueError if one that is asked
+    for is missing or wrong.
+    """
+    studies: dict[str, dict[str, Any]] = {}
+    wrong: dict[str, str] = {}
+    for path in sorted(folder.glob("[!.]*.yaml")):
+        try:
+            study = load_study(path)
+            check_study(path.stem, study)
+        except ValueError as error:
+            wrong[path.stem] = str(error)
+        else:
+            studies[path.stem] = study
+    for name in asked:
+        if name in wrong:
+            raise ValueError(wrong[name])
+        if name not in studies:
+            known = ", ".join(studies)
+            raise ValueError(f"{SHARED}: studies: no file {study_file(name)}; there are: {known}")
+    return studies, list(wrong.values())
+
+
 def load_study(path: Path) -> dict[str, Any]:
     """The mapping in a study's YAML file, unchecked; ValueError names the file and line of a mistake in the YAML."""
     try:
         study = yaml.load(Path(path).read_text(encoding="utf-8"), StudyLoader)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -275,12 +306,17 @@ def each(where: str, value: Any, check: Check, what: str) -> None:
             raise ValueError(f"{where}[{index}]: {entry} repeats {where}[{value.index(entry)}]")
 
 
-def studies(where: str, value: Any) -> None:
-    def check(where: str, name: Any) -> None:
-        if not isinstance(name, str) or not re.fullmatch(NAME, name):
-            raise ValueError(f"{where}: {kind(name)}, expected a name of lower-case letters, digits and hyphens")
+def study_name(where: str, value: Any) -> None:
+    """A name of a study: that of its file, and of its folders of inputs and results."""
+    if not isinstance(value, str) or not re.fullmatch(NAME, value):
+        raise ValueError(f"{where}: {kind(value)}, expected a name of lower-case letters, digits and hyphens")
+    if value in RESERVED:
+        raise ValueError(f"{where}: {kind(value)}, a name that a folder of the workflow has already")
 
-    each(where, value, check, "names of files in config/studies")
+
+def studies(where: str, value: Any) -> None:
+    """Names of the studies to run."""
+    each(where, value, study_name, "names of files in config/studies")
 
 
 def artifacts(where: str, value: Any) -> None:

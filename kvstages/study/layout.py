@@ -9,7 +9,8 @@ that end in ``_files`` list paths from the working directory; figures and tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -137,6 +138,26 @@ class Study:
         return list(dict.fromkeys([self.settings["adaptation"]["policy"], "bf16"]))
 
     @property
+    def layer_runs(self) -> list[tuple[str, ...]]:
+        """What is swept: each layer."""
+        return [(layer,) for layer in self.layers]
+
+    @property
+    def move_runs(self) -> list[tuple[str, ...]]:
+        """What is swept around a policy: each layer; nothing where the study compares nothing."""
+        return self.layer_runs if self.compares else []
+
+    @property
+    def adapted_runs(self) -> list[tuple[str, ...]]:
+        """What is trained: each arm with each of its seeds."""
+        return [(arm, str(seed)) for arm, seed in self.adapted_models]
+
+    @property
+    def adapted_evaluation_runs(self) -> list[tuple[str, ...]]:
+        """What is evaluated of adapted models: each, with each of the policies for this."""
+        return [(*run, policy) for run in self.adapted_runs for policy in self.adapted_policies]
+
+    @property
     def figure_names(self) -> list[str]:
         """The figures whose inputs the study has."""
         return [name for name, entry in self.figures.items() if self.has(entry)]
@@ -146,7 +167,27 @@ class Study:
         """The tables whose inputs the study has."""
         return [name for name, entry in self.tables.items() if self.has(entry)]
 
+    @property
+    def identifier(self) -> str:
+        """The study's name, as part of the name of a rule."""
+        return self.name.replace("-", "_")
+
     # Paths.
+
+    @property
+    def model(self) -> str:
+        """The converted weights."""
+        return f"resources/{self.name}/model.safetensors"
+
+    @property
+    def windows(self) -> str:
+        """The token blocks of each window."""
+        return f"results/{self.name}/windows.safetensors"
+
+    @property
+    def reference(self) -> str:
+        """The reference's logits on the held-out window, in the study's own arithmetic."""
+        return f"results/{self.name}/reference/validation.safetensors"
 
     def result(self, *names: str) -> list[str]:
         """Paths of results, from names inside the study's folder."""
@@ -312,6 +353,11 @@ class Study:
         return self.result(*(f"tables/{name}{suffix}" for name in self.table_names for suffix in TABLE_SUFFIXES))
 
     @property
+    def time_files(self) -> list[str]:
+        """Where the time of the study's jobs went. No result: it is another in each run."""
+        return [f"benchmarks/{self.name}/time.html", f"benchmarks/{self.name}/time.csv"]
+
+    @property
     def manifest_files(self) -> list[str]:
         """The record of the study and the checksums of its results."""
         return self.result("manifest.json", "SHA256SUMS")
@@ -358,12 +404,13 @@ class Study:
     @property
     def all_files(self) -> list[str]:
         """Everything that the workflow makes of the study."""
-        return [*self.input_files, *self.output_files, *self.manifest_files]
+        return [*self.input_files, *self.output_files, *self.manifest_files, *self.time_files]
 
     @property
     def report_files(self) -> list[str]:
         """The files that the report shows."""
-        return [path for path in (*self.figure_files, *self.table_files) if path.endswith((".svg", ".html"))]
+        files = (*self.figure_files, *self.table_files, *self.time_files)
+        return [path for path in files if path.endswith((".svg", ".html"))]
 
     @property
     def published_files(self) -> list[str]:
@@ -392,17 +439,40 @@ class Study:
         options = [options_of(f"--{word.replace('_', '-')}", self.files(given.files)) for word, given in others]
         return [*self.files(first.files), *(word for option in options for word in option)]
 
-    def figure_inputs(self, figure: str) -> list[str]:
-        return self.entry_files(self.figures[figure])
+    @property
+    def figure_inputs(self) -> list[str]:
+        """What the study's figures read."""
+        return once(path for name in self.figure_names for path in self.entry_files(self.figures[name]))
+
+    @property
+    def figure_commands(self) -> list[list[str]]:
+        """The stages that draw the study's figures."""
+        return [
+            ["figure", name, *self.figure_arguments(name), "--output", *self.result(f"figures/{name}.svg")]
+            for name in self.figure_names
+        ]
 
     def figure_arguments(self, figure: str) -> list[str]:
         """The inputs of a figure, as arguments of ``figure``."""
         return self.entry_arguments(self.figures[figure])
 
-    def table_inputs(self, table: str) -> list[str]:
-        """What a table reads: the files that it names as inputs, and published figures."""
-        entry = self.tables[table]
-        return [*self.entry_files(entry), *(self.published_files if entry.published else [])]
+    @property
+    def table_inputs(self) -> list[str]:
+        """What the study's tables read: the files that they name as inputs, and published figures."""
+        files = [path for name in self.table_names for path in self.entry_files(self.tables[name])]
+        shows = any(self.tables[name].published for name in self.table_names)
+        return once([*files, *(self.published_files if shows else [])])
+
+    @property
+    def table_commands(self) -> list[list[str]]:
+        """The stages that make the study's tables."""
+        return [
+            [
+                *("table", name, *self.table_arguments(name), "--title", self.title),
+                *("--output", *self.result(f"tables/{name}.html")),
+            ]
+            for name in self.table_names
+        ]
 
     def table_arguments(self, table: str) -> list[str]:
         """The inputs of a table, and the published figures that the study repeats, as arguments of ``table``."""
@@ -480,6 +550,54 @@ class Study:
         return [
             *("--allocator", allocator, "--budget", budget),
             *("--unit", self.settings["unit"], "--precisions", precisions),
+        ]
+
+    def sweep_commands(self, runs: Sequence[Sequence[str]], dtype: str) -> list[list[Any]]:
+        """The stages that measure the single units of some layers in one arithmetic; a run is a layer."""
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *(*self.intervention_arguments(dtype), *self.execution_arguments(dtype)),
+                *("--output", *self.result(f"sweep/{dtype}/layer-{layer}.csv")),
+            ]
+            for (layer,) in runs
+        ]
+
+    def move_commands(self, runs: Sequence[Sequence[str]], budget: str) -> list[list[Any]]:
+        """The stages that measure the moves of some layers around the exact policy of a comparison's budget."""
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *("--base", *self.result(f"comparison/{budget}/exact/policy.json")),
+                *(*options_of("--precision", ("bf16", "int8", "int4")), *self.execution_arguments()),
+                *("--output", *self.result(f"comparison/{budget}/moves/layer-{layer}.csv")),
+            ]
+            for (layer,) in runs
+        ]
+
+    def adapt_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that train some adapted models; a run is an arm and a seed."""
+        return [
+            [
+                *("adapt", "--model", self.model, "--windows", self.windows, *self.training_arguments(arm, seed)),
+                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
+                *("--curve", *self.result(f"adaptation/{arm}/seed-{seed}/curve.csv")),
+            ]
+            for arm, seed in runs
+        ]
+
+    def adapted_evaluation_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that evaluate some adapted models; a run is an arm, a seed and a policy."""
+        return [
+            [
+                *("evaluate", "--model", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
+                *("--windows", self.windows, "--window", "validation"),
+                *("--policy", *self.files_of([policy], "policy.json"), "--reference", self.reference),
+                *self.execution_arguments(),
+                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/evaluation.json")),
+                *("--positions", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/positions.csv")),
+            ]
+            for arm, seed, policy in runs
         ]
 
     def training_arguments(self, arm: str, seed: str) -> list[Any]:
@@ -579,22 +697,70 @@ class Producer(Protocol):
     def is_producer(self, path: str) -> bool: ...
 
 
+@dataclass(frozen=True)
+class Job:
+    """A rule whose job does several runs, each of which is named by the values of some wildcards.
+
+    ``studies`` is a pattern of the studies that the rule is for; ``place`` ends the paths of its logs, before .log.
+    """
+
+    name: str
+    studies: str
+    runs: Sequence[Sequence[str]]
+    place: str
+
+
 class Studies(dict[str, Study]):
     """The studies by name, with the functions that rules call."""
 
-    def ask(self, question: str, *about: str, wildcards: str = "") -> Callable[[Any], Any]:
+    def ask(self, question: str, *about: Any, wildcards: str = "") -> Callable[[Any], Any]:
         """An input or params function: what the job's study answers to ``question``, a property or method of ``Study``.
 
-        A method gets ``about``, or the values of the job's ``wildcards`` (their names with spaces between).
+        A method gets ``about``, with the job's wildcards filled in, and the values of the ``wildcards`` that are named,
+        with spaces between.
         """
 
         def answer(given: Any) -> Any:
             found = getattr(self[given.study], question)
-            return found(*about, *(given[name] for name in wildcards.split())) if callable(found) else found
+            if not callable(found):
+                return found
+            return found(*(filled(value, given) for value in about), *(given[name] for name in wildcards.split()))
 
         return answer
+
+    def jobs(self, rule: str, question: str, wildcards: str) -> list[Job]:
+        """The rules that do the runs which each study answers to ``question``, as many a job as is configured.
+
+        One a job: one rule for all studies, whose runs are named by ``wildcards``. Else rules of each study, for what a
+        job makes is written into the rule.
+        """
+        jobs = []
+        for study in self.values():
+            most = study.shared["runs_a_job"]
+            if most == 1:
+                each = tuple(f"{{{name}}}" for name in wildcards.split())
+                return [Job(rule, "|".join(map(re.escape, self)), [each], "/" + "/".join(each))]
+            runs = getattr(study, question)
+            parts = [runs[start : start + most] for start in range(0, len(runs), most)]
+            for number, part in enumerate(parts):
+                name, several = f"{rule}_{study.identifier}", len(parts) > 1
+                place = f"/{number}" if several else ""
+                jobs.append(Job(f"{name}.{number}" if several else name, re.escape(study.name), part, place))
+        return jobs
+
+
+def filled(value: Any, wildcards: Any) -> Any:
+    """A text, or texts in lists, with the values of wildcards in the place of their names in braces."""
+    if isinstance(value, str):
+        return value.format_map(wildcards)
+    return [filled(part, wildcards) for part in value] if isinstance(value, list | tuple) else value
 
 
 def options_of(option: str, values: Iterable[Any]) -> list[Any]:
     """An option again before each of its values."""
     return [word for value in values for word in (option, value)]
+
+
+def once(values: Iterable[str]) -> list[str]:
+    """The values without those that come again."""
+    return list(dict.fromkeys(values))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kvstages.files.atomic import write_table, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +66,14 @@ def page(title: str, sections: Sequence[Section], notes: Sequence[str]) -> str:
         f'</head>\n<body>\n<main class="kvstages">\n<style>\n{CSS}\n</style>\n<h1>{html.escape(title)}</h1>\n'
         f'{body}\n<ul class="notes">\n{items}\n</ul>\n</main>\n</body>\n</html>\n'
     )
+
+
+def write_page(output: Path, table: pd.DataFrame, text: str) -> None:
+    """Write a page (.html) and, beside it, its table (.csv); ValueError where ``output`` does not end in .html."""
+    if output.suffix != ".html":
+        raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")
+    write_table(output.with_suffix(".csv"), table)
+    write_text(output, text)
 
 
 def _section(section: Section) -> str:

@@ -54,7 +54,7 @@ def test_results_of_former_settings_are_not_signed_when_snakemake_forgot_them(st
     # The list of such files is what the line says to remove; what follows is made again.
     subprocess.run(["xargs", "rm"], stdin=(study.folder / ".ledger" / "foreign").open(), cwd=study.folder, check=True)
     jobs = study.jobs()
-    assert (jobs["adapt_model"], jobs["write_manifest"]) == (1, 1)
+    assert (jobs["adapt_models_small"], jobs["write_manifest"]) == (1, 1)
 
 
 def test_touch_does_not_make_results_those_of_other_settings(study: Project) -> None:
@@ -110,8 +110,8 @@ def test_another_version_of_a_package_reruns_the_stages_that_import_it(finished:
     (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: matplotlib\nVersion: 99\n")
     paths = os.pathsep.join([str(fake.parent), finished.environment["PYTHONPATH"]])
     jobs = Project(finished.folder, {**finished.environment, "PYTHONPATH": paths}).jobs()
-    assert jobs["draw_sensitivity"] == 1
-    assert not {"sweep_layer", "evaluate_policy", "adapt_model", "make_results_table"} & set(jobs)
+    assert jobs["draw_figures_small"] == 1
+    assert not {"sweep_layers_small", "evaluate_policy", "adapt_models_small", "make_tables_small"} & set(jobs)
 
 
 def test_jobs_run_the_package_of_the_snakefile(study: Project) -> None:

@@ -119,12 +119,12 @@ def test_a_row_is_measured_the_same_beside_any_other(values):
 def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
     """Nor do threads that share a row: long rows come one at a time, and torch would split a single one."""
     logits, reference = torch.randn(2, 5, width).unbind()
-    monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": 10 * width})
+    monkeypatch.setattr("kvstages.measure.metrics.CHUNK_ELEMENTS", {"cpu": 10 * width})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         whole = divergence(logits, reference), exponential_sum(logits)
-        monkeypatch.setattr("kvstages.metrics.CHUNK_ELEMENTS", {"cpu": chunk})
+        monkeypatch.setattr("kvstages.measure.metrics.CHUNK_ELEMENTS", {"cpu": chunk})
         parts = divergence(logits, reference), exponential_sum(logits)
         given = divergence(logits, reference, exponential_sum(reference))
     finally:

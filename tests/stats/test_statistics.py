@@ -28,7 +28,7 @@ TRIALS = 200
 
 @pytest.fixture
 def few_resamples(monkeypatch):
-    monkeypatch.setattr("kvstages.statistics.RESAMPLES", 500)
+    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 500)
 
 
 def coverage(interval, truth) -> float:
@@ -67,7 +67,7 @@ def test_differences_and_ratios_cover(few_resamples):
 
 
 def test_any_statistic_covers(monkeypatch):
-    monkeypatch.setattr("kvstages.statistics.RESAMPLES", 100)
+    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     median = lambda rng: statistic_interval(np.median, rng.normal(size=(40, 1)))[1:]  # noqa: E731
     assert 0.88 <= coverage(median, 0.0) <= 0.98
 

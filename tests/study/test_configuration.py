@@ -4,14 +4,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from kvstages.study.configuration import check_shared, check_study, load_study, shown
+from kvstages.study.configuration import check_shared, check_study, load_studies, load_study, shown
 
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
 SHARED = {
     "studies": ["demo", "gpt2-nano"],
     "device": "auto",
     "threads": 1,
+    "runs_a_job": 100,
     "memory_mb": 2048,
     "container": "kvstages.sif",
 }
@@ -232,6 +234,12 @@ def test_right_shared_keys():
         ("studies", "demo", "studies: the text 'demo', expected a list of names of files in config/studies"),
         ("studies", ["a", "a"], "studies[1]: a repeats studies[0]"),
         ("studies", ["A b"], "studies[0]: the text 'A b', expected a name of lower-case letters, digits and hyphens"),
+        (
+            "studies",
+            ["bundled-model"],
+            "studies[0]: the text 'bundled-model', a name that a folder of the workflow has already",
+        ),
+        ("runs_a_job", 0, "runs_a_job: 0, expected at least 1 (sweeps, or adapted models, of one job)"),
         ("studies", [1], "studies[0]: 1, expected a name of lower-case letters, digits and hyphens"),
     ],
 )
@@ -264,8 +272,42 @@ def test_wrong_yaml(tmp_path, text, expected):
 
 
 def test_a_missing_study_names_its_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
+    with pytest.raises(ValueError, match=r"none\.yaml: cannot be read \(No such file or directory\)"):
         load_study(tmp_path / "none.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path, study):
+    """Studies, and what editors, file systems and people leave beside them."""
+    for name in ("one.yaml", "two.yaml", "one copy.yaml", "bundled.yaml", ".two.yaml.swp", "._two.yaml"):
+        (tmp_path / name).write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    (tmp_path / "draft.yaml").write_text("title: A draft\n", encoding="utf-8")
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "link.yaml").symlink_to("nowhere")
+    (tmp_path / ".#one.yaml").symlink_to("user@host.1234:5678")
+    return tmp_path
+
+
+def test_files_that_are_no_studies_are_told_and_stop_nobody(folder):
+    studies, wrong = load_studies(folder, ["two"])
+    assert list(studies) == ["one", "two"]
+    assert [line.partition("config/studies")[2] for line in wrong[:1]] == [
+        ": the text 'bundled', a name that a folder of the workflow has already"
+    ]
+    ends = ["layers: missing", "cannot be read (Is a directory)", "cannot be read (No such file or directory)"]
+    assert [any(line.endswith(end) for line in wrong) for end in ends] == [True] * 3
+    assert len(wrong) == 5
+
+
+@pytest.mark.parametrize("name", ["draft", "folder", "link", "bundled"])
+def test_a_study_that_is_asked_for_has_to_be_right(folder, name):
+    with pytest.raises(ValueError, match=name):
+        load_studies(folder, ["one", name])
+
+
+def test_a_study_that_is_asked_for_has_to_be_there(folder):
+    with pytest.raises(ValueError, match=r"studies: no file config/studies/none\.yaml; there are: one, two"):
+        load_studies(folder, ["none"])
 
 
 def test_numbers_with_exponents_are_numbers(tmp_path):

@@ -77,7 +77,7 @@ def test_no_two_files_are_the_same_and_all_lie_in_the_folders_of_the_study() -> 
     for settings in (PLAIN, COMPARED, {**COMPARED, "compute_dtype": "bfloat16"}, {**PLAIN, "sensitivity": "gradients"}):
         files = study(settings).all_files
         assert len(set(files)) == len(files)
-        assert all(path.startswith(("results/small/", "resources/small/")) for path in files)
+        assert all(path.startswith(("results/small/", "resources/small/", "benchmarks/small/")) for path in files)
 
 
 @pytest.mark.parametrize(("package", "entries"), [("figure", FIGURES), ("table", TABLES)])

@@ -40,17 +40,18 @@ CORE = {
     "fetch_artifact",
     "convert_checkpoint",
     "cut_windows",
-    "sweep_layer",
+    "sweep_layers_small",
     "gather_sensitivity",
     "allocate_policy",
     "compute_reference",
     "evaluate_policy",
-    "adapt_model",
-    "evaluate_adapted",
+    "adapt_models_small",
+    "evaluate_adapted_small",
 }
 PUBLISHED_WAY = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
 # In front of every stage, and what keeps the ledger: no part of what a stage does.
-OUTSIDE = {f"kvstages{name}" for name in (*FRONT, ".commands.arguments", ".provenance", ".provenance.code")}
+LEDGER = (".commands.arguments", ".commands.several", ".files.finished", ".provenance", ".provenance.code")
+OUTSIDE = {f"kvstages{name}" for name in (*FRONT, *LEDGER)}
 RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json"}
 
 
@@ -104,31 +105,40 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
         "fetch_artifact": 2,
         "convert_checkpoint": 1,
         "cut_windows": 1,
-        "sweep_layer": 2,
+        "sweep_layers_small": 1,
         "gather_sensitivity": 1,
         "allocate_policy": 5,
         "compute_reference": 1,
         "evaluate_policy": 5,
-        "adapt_model": 3,
-        "evaluate_adapted": 6,
+        "adapt_models_small": 1,
+        "evaluate_adapted_small": 1,
+        "draw_figures_small": 1,
+        "make_tables_small": 1,
         "write_manifest": 1,
     }
     assert {rule: jobs.get(rule) for rule in expected} == expected
+    one_a_job = project.jobs("--config", "runs_a_job=1")
+    assert {rule: one_a_job.get(rule) for rule in ("sweep_layers", "adapt_models", "evaluate_adapted")} == {
+        "sweep_layers": 2,
+        "adapt_models": 3,
+        "evaluate_adapted": 6,
+    }
+    assert project.jobs("--config", "runs_a_job=4")["evaluate_adapted_small.1"] == 1
 
 
 def test_shipped_studies_are_planned(tmp_path: Path) -> None:
     project = Project(tmp_path)
     shutil.copytree(REPOSITORY / "config", tmp_path / "config")
     # In FP32, and in BF16 for the comparison.
-    assert project.jobs()["sweep_layer"] == 2 * 12
-    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_model"] == 3
+    assert project.jobs()["sweep_layers_demo"] == 2
+    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_models_gpt2_nano"] == 1
     assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
 
 
 def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) -> None:
     """Every key is an option of Snakemake or of the plugin; what they do is for make proof-slurm."""
     profile = REPOSITORY / "workflow" / "profiles" / "slurm"
-    assert "sweep_layer" in project.jobs("--workflow-profile", str(profile))
+    assert project.jobs("--workflow-profile", str(profile))["sweep_layers"] == 2
     shutil.copytree(profile, project.folder / "profile")
     with (project.folder / "profile" / "config.yaml").open("a") as file:
         file.write("slurm-does-not-exist: true\n")
@@ -204,7 +214,7 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
     assert record["environment"]["packages"]["torch"]
     rules = {path: output["rule"] for path, output in record["outputs"].items()}
     assert rules["results/small/scores/measured-float32.csv"] == "gather_sensitivity"
-    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted"
+    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted_small"
     assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
     assert CORE - {"fetch_artifact"} < set(rules.values())
     assert record["command"].startswith("snakemake --snakefile ") and record["command"].endswith(" --cores 2")
@@ -330,7 +340,8 @@ def test_stages_import_exactly_what_their_digest_covers(finished: Project, publi
         imported.setdefault(path.name.split(".")[0], set()).update(path.read_text().splitlines())
     assert imported
     for stage, modules in imported.items():
-        assert sorted(modules - OUTSIDE) == stage_modules(*stage.split()), stage
+        expected = {module for each in stage.split("+") for module in stage_modules(*each.split())}
+        assert modules - OUTSIDE == expected, stage
 
 
 def test_added_budget_runs_only_its_jobs(finished: Project, tmp_path: Path) -> None:
@@ -346,7 +357,7 @@ def test_deleted_policy_reruns_only_what_depends_on_it(finished: Project, tmp_pa
     copy = finished.copy(tmp_path / "copy")
     shutil.rmtree(copy.folder / "results" / "small" / "policies" / "greedy-1e-06")
     jobs = copy.jobs()
-    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted")) == (1, 1, 2)
+    assert (jobs.pop("allocate_policy"), jobs.pop("evaluate_policy"), jobs.pop("evaluate_adapted_small")) == (1, 1, 1)
     assert jobs.pop("write_manifest") == 1
     assert not CORE & set(jobs)
 
@@ -358,10 +369,10 @@ def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_p
     shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
     assert copy.jobs() == {}
     with (tmp_path / "repository" / "kvstages" / "measure" / "adaptation.py").open("a") as file:
-        file.write("# edited\n")
+        file.write("EDITED = True\n")
     jobs = copy.jobs()
-    assert jobs["adapt_model"] == 2
-    assert not {"fetch_artifact", "sweep_layer", "evaluate_policy", "allocate_policy"} & set(jobs)
+    assert jobs["adapt_models_small"] == 1
+    assert not {"fetch_artifact", "sweep_layers_small", "evaluate_policy", "allocate_policy"} & set(jobs)
 
 
 def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
@@ -372,8 +383,9 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
     results = finished.folder / "results" / "small"
     expected = [*results.glob("figures/*.svg"), *results.glob("tables/*.html")]
     for group, kind in (("figure", "figures"), ("table", "tables")):
-        known = main.get_command(click.Context(main), group).commands
+        known = main.get_command(click.Context(main), group).list_commands(click.Context(main))
         assert {path.stem for path in expected if path.parent.name == kind} == set(known)
+    expected.append(finished.folder / "benchmarks" / "small" / "time.html")
     assert sorted(shown) == sorted(path.relative_to(finished.folder).as_posix() for path in expected)
     for name, entry in shown.items():
         content = base64.b64decode(entry["data_uri"].partition("base64,")[2])
@@ -388,7 +400,7 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
 
 def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
     target = "results/small/sweep/float32/layer-00.csv"
-    log = project.folder / "logs" / "sweep_layer" / "small" / "float32" / "layer-00.log"
+    log = project.folder / "logs" / "sweep_layers" / "small" / "float32.log"
     process = subprocess.Popen(
         project.command(target),
         cwd=project.folder,
@@ -409,4 +421,4 @@ def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
     assert "--unlock" in project.run(target, status=1)
     project.run("--unlock")
     project.run(target, "--rerun-incomplete")
-    assert [path.name for path in (project.folder / target).parent.iterdir()] == ["layer-00.csv"]
+    assert sorted(path.name for path in (project.folder / target).parent.iterdir()) == ["layer-00.csv", "layer-01.csv"]

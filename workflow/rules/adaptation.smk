@@ -6,51 +6,73 @@ Makes: results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors and curve.
 {policy}/evaluation.json and positions.csv.
 """
 
+for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
 
-rule adapt_model:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-    output:
-        model="results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors",
-        curve="results/{study}/adaptation/{arm}/seed-{seed}/curve.csv",
-    log:
-        "logs/adapt_model/{study}/{arm}/seed-{seed}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        training=STUDIES.ask("training_arguments", wildcards="arm seed"),
-        code=stage_digest("adapt"),
-        packages=stage_packages("adapt"),
-    message:
-        "{wildcards.study}: adapt with seed {wildcards.seed}, arm {wildcards.arm}"
-    shell:
-        "kvstages --code {params.code} adapt --model {input.model} --windows {input.windows}"
-        " {params.training} --output {output.model} --curve {output.curve} 2> {log}"
+    rule:
+        name:
+            job.name
+        input:
+            model="resources/{study}/model.safetensors",
+            windows="results/{study}/windows.safetensors",
+        output:
+            update(
+                [
+                    f"results/{{study}}/adaptation/{arm}/seed-{seed}/{file}"
+                    for arm, seed in job.runs
+                    for file in ADAPTED_FILES
+                ]
+            ),
+        log:
+            f"logs/adapt_models/{{study}}{job.place}.log",
+        benchmark:
+            f"benchmarks/adapt_models/{{study}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("adapt_commands", job.runs)),
+            packages=stage_packages("adapt"),
+        message:
+            "{wildcards.study}: adapt the model"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
-rule evaluate_adapted:
-    input:
-        model="results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-        policy="results/{study}/policies/{policy}/policy.json",
-        reference="results/{study}/reference/validation.safetensors",
-    output:
-        evaluation="results/{study}/adaptation/{arm}/seed-{seed}/{policy}/evaluation.json",
-        positions="results/{study}/adaptation/{arm}/seed-{seed}/{policy}/positions.csv",
-    log:
-        "logs/evaluate_adapted/{study}/{arm}/seed-{seed}/{policy}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("evaluate"),
-        packages=stage_packages("evaluate"),
-    message:
-        "{wildcards.study}: evaluate {wildcards.policy} on the model adapted with seed {wildcards.seed}, arm {wildcards.arm}"
-    shell:
-        "kvstages --code {params.code} evaluate --model {input.model} --windows {input.windows} --window validation"
-        " --policy {input.policy} --reference {input.reference} {params.execution}"
-        " --output {output.evaluation} --positions {output.positions} 2> {log}"
+for job in STUDIES.jobs("evaluate_adapted", "adapted_evaluation_runs", "arm seed policy"):
+
+    rule:
+        name:
+            job.name
+        input:
+            models=once(
+                f"results/{{study}}/adaptation/{arm}/seed-{seed}/model.safetensors" for arm, seed, _ in job.runs
+            ),
+            policies=once(f"results/{{study}}/policies/{policy}/policy.json" for _, _, policy in job.runs),
+            windows="results/{study}/windows.safetensors",
+            reference="results/{study}/reference/validation.safetensors",
+        output:
+            update(
+                [
+                    f"results/{{study}}/adaptation/{arm}/seed-{seed}/{policy}/{file}"
+                    for arm, seed, policy in job.runs
+                    for file in EVALUATION_FILES
+                ]
+            ),
+        log:
+            f"logs/evaluate_adapted/{{study}}{job.place}.log",
+        benchmark:
+            f"benchmarks/evaluate_adapted/{{study}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("adapted_evaluation_commands", job.runs)),
+            packages=stage_packages("evaluate"),
+        message:
+            "{wildcards.study}: evaluate adapted models"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"

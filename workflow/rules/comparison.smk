@@ -21,6 +21,8 @@ rule allocate_published_recipe:
         steps="results/{study}/comparison/{budget}/published/steps.csv",
     log:
         "logs/allocate_published_recipe/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/allocate_published_recipe/{study}/{budget}.tsv"
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
@@ -43,6 +45,8 @@ rule allocate_base:
         steps="results/{study}/comparison/{budget}/exact/steps.csv",
     log:
         "logs/allocate_base/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/allocate_base/{study}/{budget}.tsv"
     params:
         tokens=STUDIES.ask("block"),
         code=stage_digest("allocate"),
@@ -55,29 +59,33 @@ rule allocate_base:
         " --output {output.policy} --steps {output.steps} 2> {log}"
 
 
-rule sweep_around_policy:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-        base="results/{study}/comparison/{budget}/exact/policy.json",
-    output:
-        "results/{study}/comparison/{budget}/moves/layer-{layer}.csv",
-    log:
-        "logs/sweep_around_policy/{study}/{budget}/layer-{layer}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        layer=lambda wildcards: int(wildcards.layer),
-        execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("sweep"),
-        packages=stage_packages("sweep"),
-    message:
-        "{wildcards.study}: move one head of layer {wildcards.layer} at a time, around the policy of budget {wildcards.budget}"
-    shell:
-        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " --base {input.base} --precision bf16 --precision int8 --precision int4 {params.execution}"
-        " --output {output} 2> {log}"
+for job in STUDIES.jobs("sweep_moves", "move_runs", "layer"):
+
+    rule:
+        name:
+            job.name
+        input:
+            model="resources/{study}/model.safetensors",
+            windows="results/{study}/windows.safetensors",
+            base="results/{study}/comparison/{budget}/exact/policy.json",
+        output:
+            update([f"results/{{study}}/comparison/{{budget}}/moves/layer-{layer}.csv" for (layer,) in job.runs]),
+        log:
+            f"logs/sweep_moves/{{study}}/{{budget}}{job.place}.log",
+        benchmark:
+            f"benchmarks/sweep_moves/{{study}}/{{budget}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("move_commands", job.runs, wildcards="budget")),
+            packages=stage_packages("sweep"),
+        message:
+            "{wildcards.study}: move one head at a time, around the policy of budget {wildcards.budget}"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_moves:
@@ -87,6 +95,8 @@ rule gather_moves:
         "results/{study}/comparison/{budget}/moves.csv",
     log:
         "logs/gather_moves/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/gather_moves/{study}/{budget}.tsv"
     params:
         code=stage_digest("gather"),
         packages=stage_packages("gather"),
@@ -106,6 +116,8 @@ rule refine_policy:
         "results/{study}/comparison/{budget}/refined.json",
     log:
         "logs/refine_policy/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/refine_policy/{study}/{budget}.tsv"
     params:
         code=stage_digest("refine"),
         packages=stage_packages("refine"),
@@ -124,6 +136,8 @@ rule make_policy_set:
         "results/{study}/comparison/{budget}/policy-set.json",
     log:
         "logs/make_policy_set/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/make_policy_set/{study}/{budget}.tsv"
     params:
         sensitivities=STUDIES.ask("score_arguments"),
         recipes=STUDIES.ask("equal_bytes_arguments"),
@@ -145,6 +159,8 @@ rule make_frontier:
         "results/{study}/frontier/policy-set.json",
     log:
         "logs/make_frontier/{study}.log",
+    benchmark:
+        "benchmarks/make_frontier/{study}.tsv"
     params:
         sensitivities=STUDIES.ask("score_arguments"),
         recipes=STUDIES.ask("frontier_arguments"),
@@ -169,6 +185,8 @@ rule evaluate_policy_set:
         "results/{study}/comparison/{budget}/joint.csv",
     log:
         "logs/evaluate_policy_set/{study}/{budget}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_set/{study}/{budget}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -194,6 +212,8 @@ rule evaluate_frontier:
         "results/{study}/frontier/joint.csv",
     log:
         "logs/evaluate_frontier/{study}.log",
+    benchmark:
+        "benchmarks/evaluate_frontier/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -218,6 +238,8 @@ rule measure_on_calibration:
         "results/{study}/gradients/joint.csv",
     log:
         "logs/measure_on_calibration/{study}.log",
+    benchmark:
+        "benchmarks/measure_on_calibration/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -244,6 +266,8 @@ rule predict_policies:
         "results/{study}/gradients/predictions.csv",
     log:
         "logs/predict_policies/{study}.log",
+    benchmark:
+        "benchmarks/predict_policies/{study}.tsv"
     params:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         code=stage_digest("predict"),

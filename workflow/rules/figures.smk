@@ -1,34 +1,48 @@
 """The figures of a study, each from the files that it shows; the CSV beside each holds the plotted numbers.
 
-Needs: the files that the figure's module names as its inputs (kvstages/figures).
+One job draws all of a study's figures, and leaves those as they are that an edit does not concern.
+
+Needs: the files that the figures' modules name as their inputs (kvstages/figures).
 Makes: results/{study}/figures/{figure}.svg, .png and .csv.
 """
 
-for figure, entry in FIGURES.items():
+for study in STUDIES.values():
 
     rule:
         name:
-            f"draw_{figure.replace('-', '_')}"
+            f"draw_figures_{study.identifier}"
         input:
-            STUDIES.ask("figure_inputs", figure),
+            STUDIES.ask("figure_inputs"),
         output:
-            svg=report(
-                f"results/{{study}}/figures/{figure}.svg",
-                caption=f"../../report/{figure}.rst",
-                category="{study}",
-                subcategory="Figures",
-                labels={"figure": entry.label},
+            update(
+                [
+                    report(
+                        f"results/{{study}}/figures/{figure}.svg",
+                        caption=f"../../report/{figure}.rst",
+                        category="{study}",
+                        subcategory="Figures",
+                        labels={"figure": FIGURES[figure].label},
+                    )
+                    for figure in study.figure_names
+                ]
             ),
-            png=f"results/{{study}}/figures/{figure}.png",
-            csv=f"results/{{study}}/figures/{figure}.csv",
+            update(
+                [
+                    f"results/{{study}}/figures/{figure}{suffix}"
+                    for figure in study.figure_names
+                    for suffix in (".png", ".csv")
+                ]
+            ),
         log:
-            f"logs/draw_figure/{{study}}/{figure}.log",
+            "logs/draw_figures/{study}.log",
+        benchmark:
+            "benchmarks/draw_figures/{study}.tsv"
+        wildcard_constraints:
+            study=study.name,
         params:
-            name=lambda wildcards, output: Path(output.svg).stem,
-            inputs=STUDIES.ask("figure_arguments", figure),
-            code=stage_digest("figure", figure),
-            packages=stage_packages("figure", figure),
+            stages=several(STUDIES.ask("figure_commands")),
+            packages=[stage_packages("figure", figure) for figure in study.figure_names],
         message:
-            "{wildcards.study}: draw the figure {params.name}"
+            "{wildcards.study}: draw the figures"
         shell:
-            "kvstages --code {params.code} figure {params.name} {params.inputs} --output {output.svg} 2> {log}"
+            "kvstages several {params.stages:q} 2> {log}"

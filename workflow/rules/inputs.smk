@@ -13,6 +13,8 @@ rule fetch_artifact:
         ensure("resources/{study}/{artifact}/{filename}", sha256=STUDIES.ask("artifact_sha256", wildcards="artifact")),
     log:
         "logs/fetch_artifact/{study}/{artifact}/{filename}.log",
+    benchmark:
+        "benchmarks/fetch_artifact/{study}/{artifact}/{filename}.tsv"
     retries: 1
     params:
         source=STUDIES.ask("fetch_arguments", wildcards="artifact"),
@@ -31,6 +33,8 @@ rule convert_checkpoint:
         "resources/{study}/model.safetensors",
     log:
         "logs/convert_checkpoint/{study}.log",
+    benchmark:
+        "benchmarks/convert_checkpoint/{study}.tsv"
     params:
         code=stage_digest("convert"),
         packages=stage_packages("convert"),
@@ -48,6 +52,8 @@ rule cut_windows:
         "results/{study}/windows.safetensors",
     log:
         "logs/cut_windows/{study}.log",
+    benchmark:
+        "benchmarks/cut_windows/{study}.tsv"
     params:
         block=STUDIES.ask("block"),
         windows=STUDIES.ask("window_arguments"),
@@ -73,6 +79,8 @@ rule make_bundled_model:
         ),
     log:
         "logs/make_bundled_model.log",
+    benchmark:
+        "benchmarks/make_bundled_model.tsv"
     params:
         folder=lambda wildcards, output: Path(output[0]).parent,
         code=stage_digest("make-bundled-model"),

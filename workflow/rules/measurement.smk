@@ -15,6 +15,8 @@ rule compute_reference:
         "results/{study}/reference/{window}.safetensors",
     log:
         "logs/compute_reference/{study}/{window}.log",
+    benchmark:
+        "benchmarks/compute_reference/{study}/{window}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -40,6 +42,8 @@ rule evaluate_policy:
         positions="results/{study}/policies/{policy}/positions.csv",
     log:
         "logs/evaluate_policy/{study}/{policy}.log",
+    benchmark:
+        "benchmarks/evaluate_policy/{study}/{policy}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -60,6 +64,8 @@ use rule compute_reference as compute_reference_in with:
         "results/{study}/reference/{dtype}/{window}.safetensors",
     log:
         "logs/compute_reference_in/{study}/{dtype}/{window}.log",
+    benchmark:
+        "benchmarks/compute_reference_in/{study}/{dtype}/{window}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("reference"),
@@ -79,6 +85,8 @@ use rule evaluate_policy as evaluate_policy_in with:
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
     log:
         "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_in/{study}/{policy}/{dtype}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         code=stage_digest("evaluate"),

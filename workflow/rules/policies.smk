@@ -14,6 +14,8 @@ rule allocate_policy:
         steps="results/{study}/policies/{policy}/steps.csv",
     log:
         "logs/allocate_policy/{study}/{policy}.log",
+    benchmark:
+        "benchmarks/allocate_policy/{study}/{policy}.tsv"
     params:
         allocation=STUDIES.ask("allocation_arguments", wildcards="policy"),
         tokens=STUDIES.ask("block"),

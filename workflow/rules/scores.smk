@@ -5,29 +5,32 @@ Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/scores/m
 results/{study}/gradients/projections.safetensors.
 """
 
+for job in STUDIES.jobs("sweep_layers", "layer_runs", "layer"):
 
-rule sweep_layer:
-    input:
-        model="resources/{study}/model.safetensors",
-        windows="results/{study}/windows.safetensors",
-    output:
-        "results/{study}/sweep/{dtype}/layer-{layer}.csv",
-    log:
-        "logs/sweep_layer/{study}/{dtype}/layer-{layer}.log",
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        layer=lambda wildcards: int(wildcards.layer),
-        interventions=STUDIES.ask("intervention_arguments", wildcards="dtype"),
-        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
-        code=stage_digest("sweep"),
-        packages=stage_packages("sweep"),
-    message:
-        "{wildcards.study}: quantize one head of layer {wildcards.layer} at a time, in {wildcards.dtype}"
-    shell:
-        "kvstages --code {params.code} sweep --model {input.model} --windows {input.windows} --layer {params.layer}"
-        " {params.interventions} {params.execution} --output {output} 2> {log}"
+    rule:
+        name:
+            job.name
+        input:
+            model="resources/{study}/model.safetensors",
+            windows="results/{study}/windows.safetensors",
+        output:
+            update([f"results/{{study}}/sweep/{{dtype}}/layer-{layer}.csv" for (layer,) in job.runs]),
+        log:
+            f"logs/sweep_layers/{{study}}/{{dtype}}{job.place}.log",
+        benchmark:
+            f"benchmarks/sweep_layers/{{study}}/{{dtype}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("sweep_commands", job.runs, wildcards="dtype")),
+            packages=stage_packages("sweep"),
+        message:
+            "{wildcards.study}: quantize one head of each layer at a time, in {wildcards.dtype}"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule gather_sensitivity:
@@ -37,6 +40,8 @@ rule gather_sensitivity:
         "results/{study}/scores/measured-{dtype}.csv",
     log:
         "logs/gather_sensitivity/{study}/{dtype}.log",
+    benchmark:
+        "benchmarks/gather_sensitivity/{study}/{dtype}.tsv"
     params:
         code=stage_digest("gather"),
         packages=stage_packages("gather"),
@@ -55,6 +60,8 @@ rule gradients_sensitivity:
         projections="results/{study}/gradients/projections.safetensors",
     log:
         "logs/gradients_sensitivity/{study}.log",
+    benchmark:
+        "benchmarks/gradients_sensitivity/{study}.tsv"
     threads: config["threads"]
     resources:
         gpu=GPUS,

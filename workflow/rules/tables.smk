@@ -1,34 +1,43 @@
 """The tables of a study, for people (HTML) and in full precision (CSV), each from the files that it shows.
 
-Needs: the files that the table's module names as its inputs (kvstages/tables).
+One job makes all of a study's tables, and leaves those as they are that an edit does not concern.
+
+Needs: the files that the tables' modules name as their inputs (kvstages/tables).
 Makes: results/{study}/tables/{table}.html and .csv.
 """
 
-for table, entry in TABLES.items():
+for study in STUDIES.values():
 
     rule:
         name:
-            f"make_{table.replace('-', '_')}_table"
+            f"make_tables_{study.identifier}"
         input:
-            STUDIES.ask("table_inputs", table),
+            STUDIES.ask("table_inputs"),
         output:
-            html=report(
-                f"results/{{study}}/tables/{table}.html",
-                caption=f"../../report/{table}-table.rst",
-                category="{study}",
-                subcategory="Tables",
-                labels={"table": entry.label},
+            update(
+                [
+                    report(
+                        f"results/{{study}}/tables/{table}.html",
+                        caption=f"../../report/{table}-table.rst",
+                        category="{study}",
+                        subcategory="Tables",
+                        labels={"table": TABLES[table].label},
+                    )
+                    for table in study.table_names
+                ]
             ),
-            csv=f"results/{{study}}/tables/{table}.csv",
+            update([f"results/{{study}}/tables/{table}.csv" for table in study.table_names]),
         log:
-            f"logs/make_table/{{study}}/{table}.log",
+            "logs/make_tables/{study}.log",
+        benchmark:
+            "benchmarks/make_tables/{study}.tsv"
+        wildcard_constraints:
+            study=study.name,
         params:
-            name=lambda wildcards, output: Path(output.html).stem,
-            inputs=STUDIES.ask("table_arguments", table),
+            stages=several(STUDIES.ask("table_commands")),
             title=STUDIES.ask("title"),
-            code=stage_digest("table", table),
-            packages=stage_packages("table", table),
+            packages=[stage_packages("table", table) for table in study.table_names],
         message:
-            "{wildcards.study}: make the table {params.name}"
+            "{wildcards.study}: make the tables"
         shell:
-            "kvstages --code {params.code} table {params.name} {params.inputs:q} --title {params.title:q} --output {output.html} 2> {log}"
+            "kvstages several {params.stages:q} 2> {log}"
