@@ -170,14 +170,12 @@ def write_tensors(
 @contextmanager
 def tensor_stream(
     path: Path, layout: Mapping[str, Sequence[int]], record: Mapping[str, Any]
-) -> Iterator[Callable[[Tensor], None]]:
+) -> Iterator[Callable[[memoryview], None]]:
     """Write BF16 tensors as safetensors one after the other, so that they need not be in memory together.
 
-    ``layout``: names and shapes, in the order in which the tensors are then appended. The file is the one that
-    ``write_tensors`` would write of them in that order. ValueError where one of another shape is appended, or too few.
+    ``layout``: names and shapes, in the order in which the bytes of the tensors are then appended. ValueError where
+    they are too many or too few for a tensor, or a tensor is missing.
     """
-    import torch
-
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record, sort_keys=True)}}
     end = 0
     for name, shape in layout.items():
@@ -189,11 +187,11 @@ def tensor_stream(
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
 
-        def append(tensor: Tensor) -> None:
+        def append(data: memoryview) -> None:
             name, shape = waiting.pop(0)
-            if tuple(tensor.shape) != tuple(shape):
-                raise ValueError(f"{path}: {name} of shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-            file.write(tensor.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data)
+            if data.nbytes != 2 * math.prod(shape):
+                raise ValueError(f"{path}: {data.nbytes} bytes for {name} of shape {tuple(shape)}")
+            file.write(data)
 
         yield append
         if waiting:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kvstages.files import ledger
 from kvstages.files.atomic import tensor_stream
@@ -76,8 +77,8 @@ def keeping(
 
         def keep(found: BlockGradients) -> None:
             for index in range(found.stored.shape[1]):
-                append(found.stored[:, index])
-                append(found.gradients[:, :, index])
+                append(_bytes(found.stored[:, index]))
+                append(_bytes(found.gradients[:, :, index]))
 
         yield keep
 
@@ -106,6 +107,11 @@ def read_kept(path: Path) -> KeptGradients:
     if sorted(shapes) != sorted(expected):
         raise ValueError(f"{path}: tensors of {len(shapes) // 2} blocks, expected those of {kept.blocks}")
     return kept
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's bytes in BF16."""
+    return tensor.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().data
 
 
 def _names(block: int) -> tuple[str, str]:
