@@ -33,10 +33,9 @@ from kvstages.cli import main
 from kvstages.commands.planning import check_start, current_files, make_again, plan, several
 from kvstages.files import ledger
 from kvstages.policies import names
-from kvstages.policies.budgets import NATS
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
-from kvstages.study.configuration import FILES, check_shared, load_studies
+from kvstages.study.configuration import DOCUMENTS, FILES, check_shared, load_studies
 from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, Studies, Study, once, options_of
 
 min_version("9.0")
@@ -105,12 +104,12 @@ container: config["container"]
 
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
-    artifact="|".join(FILES),
+    artifact="|".join((*FILES, DOCUMENTS)),
     filename="[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
     dtype="float32|bfloat16|float64",
-    budget=NATS,
+    budget=names.BUDGET,
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",
     seed="[0-9]+",

@@ -29,14 +29,14 @@ from kvstages.measure.sweep import sweep_layer
 from kvstages.models.gpt2_nano import GPT, GPTConfig
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
-from kvstages.scores.columns import trials
+from kvstages.scores.columns import changes
 
 FULL = GPTConfig(vocab_size=9157, context_len=1024, embedding_dim=512, num_layers=12, num_heads=8)
 DEMO = GPTConfig(vocab_size=2048, context_len=256, embedding_dim=128, num_layers=12, num_heads=8)
 SHAPES = {"full": FULL, "demo": DEMO}
 MEMORY = 2048 << 20
 PRECISIONS = ("int8", "int4")
-TRIALS = trials(UNITS["head"], PRECISIONS)
+CHANGES = changes(UNITS["head"], PRECISIONS)
 
 
 def random_model(config: GPTConfig, dtype: str) -> GPT:
@@ -110,9 +110,9 @@ def sweep_case(
     chosen = list(range(config.num_layers)) if layers == "all" else [int(layer) for layer in layers.split(",")]
     model, tokens = packed_model(config, dtype), random_tokens(config, blocks, length)
     setting = Setting(execution, dtype)
-    sweep_layer(model, tokens[:1], config.num_layers - 1, TRIALS, setting, MEMORY)
+    sweep_layer(model, tokens[:1], config.num_layers - 1, CHANGES, setting, MEMORY)
     before = matmul_flops(dtype)
-    spent = seconds(lambda: [sweep_layer(model, tokens, layer, TRIALS, setting, MEMORY) for layer in chosen])
+    spent = seconds(lambda: [sweep_layer(model, tokens, layer, CHANGES, setting, MEMORY) for layer in chosen])
     speed = max(before, matmul_flops(dtype))
     interventions = len(chosen) * config.num_heads * len(PRECISIONS)
     flops = sum(
@@ -194,9 +194,9 @@ def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
             return measure(*arguments)
 
     module.divergence = recorded
-    sweep_layer(model, tokens[:1], layer, TRIALS, setting, MEMORY)
+    sweep_layer(model, tokens[:1], layer, CHANGES, setting, MEMORY)
     with profile(activities=[ProfilerActivity.CPU]) as run:
-        sweep_layer(model, tokens, layer, TRIALS, setting, MEMORY)
+        sweep_layer(model, tokens, layer, CHANGES, setting, MEMORY)
     module.divergence = measure
     events = {event.key: event for event in run.key_averages()}
     whole = sum(event.self_cpu_time_total for event in events.values())
@@ -282,7 +282,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     spent = {
         "sweep": seconds(
             lambda: [
-                sweep_layer(model, calibration, layer, TRIALS, setting, MEMORY) for layer in range(config.num_layers)
+                sweep_layer(model, calibration, layer, CHANGES, setting, MEMORY) for layer in range(config.num_layers)
             ]
         )
     }

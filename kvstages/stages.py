@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Results": {
         "figure": "Draw a figure and write the numbers that it shows.",
         "table": "Write a table of results as CSV and HTML.",
+        "findings": "Write docs/results.md and the README's findings from result files.",
         "time": "Tabulate what the jobs of a study took.",
         "manifest": "Record inputs, outputs, code and environment, and write the checksums.",
         "export": "Export a study as a Workflow Run RO-Crate.",

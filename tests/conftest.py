@@ -77,6 +77,8 @@ STUDY = {
     },
 }
 
+DRAWN = {"documents": 4, "blocks": 4, "seed": 0}
+
 # Every allocator, unit and precision, on few policies.
 COMPARISON = {
     "budgets": [0.0003],
@@ -111,13 +113,15 @@ def write_tokens(folder: Path, shard: Path) -> None:
     write_shard(shard, np.random.default_rng(7).integers(SHAPE["vocab_size"], size=128))
 
 
-PATHS = {"checkpoint": "model.safetensors", "shard": "held-out.bin"}
+PATHS = {"checkpoint": "model.safetensors", "shard": "held-out.bin", "documents": "documents.json"}
 
 
 def bundle(folder: Path) -> dict[str, str]:
     """Write the small study's artifacts as this project ships them; artifact to path inside ``folder``."""
     write_tensors(folder / "model.safetensors", decoder().state_dict(), {"config": SHAPE})
     write_tokens(folder, folder / "held-out.bin")
+    texts = [{"document": f"text-{place}", "start": place, "end": place + 16} for place in range(0, 128, 16)]
+    write_json(folder / "documents.json", texts)
     return PATHS
 
 
@@ -200,9 +204,12 @@ class Project:
 
 
 def study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) -> dict[str, Any]:
-    """The small study with its artifacts taken from ``source`` (source, location, revision), pinned from ``folder``."""
+    """The small study with its artifacts taken from ``source`` (source, location, revision), pinned from ``folder``.
+
+    Where there are documents, the validation window is drawn from them."""
     files = {name: {"path": path, "sha256": sha256(folder / path)} for name, path in paths.items()}
-    return {**STUDY, "artifacts": {**source, "files": files}}
+    windows = STUDY["windows"] | ({"validation": DRAWN} if "documents" in paths else {})
+    return {**STUDY, "artifacts": {**source, "files": files}, "windows": windows}
 
 
 @pytest.fixture(autouse=True)

@@ -74,19 +74,38 @@ def policy_rows(
     size: int = 200_000,
     proxy: float = 1e-3,
     agreement: Sequence[float] | float = 0.9,
+    limit: int | None = None,
+    truth: Sequence[float] | float | None = None,
+    dtype: str = "float32",
 ) -> pd.DataFrame:
-    """Rows of a joint.csv: one policy, with a KL for each block."""
-    return pd.DataFrame({
+    """Rows of a joint.csv: one policy, with a KL for each block; two blocks a document."""
+    blocks = range(len(kl))
+    texts = {
         "policy": policy, "recipe": recipe or policy, "allocator": allocator, "sensitivity": source, "unit": unit,
-        "precisions": precisions, "bytes": size, "bf16_bytes": BF16_BYTES, "proxy": proxy, "block": range(len(kl)),
-        "mean_kl": kl, "agreement": agreement, "cross_entropy": 3.5, "agrees_alone": 3, "first_agrees_alone": 1,
-        **JOINT_SETTING,
-    })  # fmt: skip
+        "precisions": precisions,
+    }  # fmt: skip
+    sizes = {"bytes": size, "bf16_bytes": BF16_BYTES, "limit": limit or size, "proxy": proxy}
+    measured = {
+        "mean_kl": kl, "truth_kl": np.asarray(kl) + 1e-5 if truth is None else truth, "agreement": agreement,
+        "cross_entropy": 3.5, "agrees_alone": 3, "first_agrees_alone": 1,
+    }  # fmt: skip
+    documents = {"document": [f"text-{block // 2}" for block in blocks]}
+    setting = {**JOINT_SETTING, "compute_dtype": dtype}
+    return pd.DataFrame({**texts, **sizes, "block": blocks, **measured, **documents, **setting})
 
 
 def write_set(folder: Path, policies: Sequence[pd.DataFrame], below: dict[str, float] | None = None) -> Path:
-    """joint.csv of some policies, and the policy-set.json beside it; returns the former."""
-    write_table(folder / "joint.csv", pd.concat(policies))
+    """joint.csv of some policies, that of BF16 arithmetic in a folder (of all but random ones), and the policy-set.json
+    beside it; returns the first."""
+    table = pd.concat(policies)
+    write_table(folder / "joint.csv", table)
+    quantized = table["mean_kl"] > 0
+    in_bf16 = table.assign(
+        compute_dtype="bfloat16",
+        mean_kl=table["mean_kl"] + BF16_FLOOR * quantized,
+        truth_kl=table["truth_kl"] + BF16_FLOOR,
+    )
+    write_table(folder / "bfloat16" / "joint.csv", in_bf16[in_bf16["recipe"] != "random"])
     write_json(folder / "policy-set.json", {"draws": [{"policies": _shares(below or {})}]})
     return folder / "joint.csv"
 
@@ -95,20 +114,33 @@ def _shares(below: dict[str, float]) -> dict[str, dict[str, float]]:
     return {policy: {"proxy": 1e-3, "share_below": share} for policy, share in below.items()}
 
 
+UNIFORM = [("bf16", 0.0, 1.0), ("int8", 1e-4, 0.55), ("int4", 3e-2, 0.3), ("int2", 2.0, 0.18)]
+# KL that every quantized policy has beyond its own in BF16 arithmetic, and what that costs with nothing quantized.
+BF16_FLOOR = 4e-4
+
+
 def write_comparison(folder: Path, budgets: Sequence[str] = ("0.01", "0.04"), blocks: int = 8, seed: int = 0) -> Path:
-    """comparison/BUDGET/ and frontier/ of a study, with made-up KL; returns ``folder``."""
+    """comparison/BUDGET/ and frontier/ of a study, with made-up KL, in FP32 and in a folder bfloat16; ``folder``.
+
+    In BF16 arithmetic every quantized policy has ``BF16_FLOOR`` more KL than in FP32, and as much from the FP32 model.
+    """
     random = np.random.default_rng(seed)
     shape = random.lognormal(0, 0.5, blocks)
 
     def kl(level: float) -> np.ndarray:
         return level * shape * random.lognormal(0, 0.05, blocks)
 
+    uniform = [
+        policy_rows(name, kl(level), "uniform", "uniform", "measured-float32", size=int(BF16_BYTES * part), proxy=level)
+        for name, level, part in UNIFORM
+    ]
     for budget in budgets:
         policies = [
             policy_rows(recipe, kl(float(budget) * factor), recipe, allocator, source, unit, precisions,
                         int(BF16_BYTES * 0.01 / float(budget)) // 2, float(budget) * factor)
             for recipe, (allocator, source, unit, precisions, factor) in RECIPES.items()
         ]  # fmt: skip
+        policies += uniform
         for number in range(1, 13):
             factor = random.lognormal(1, 0.5)
             policies.append(
@@ -116,14 +148,10 @@ def write_comparison(folder: Path, budgets: Sequence[str] = ("0.01", "0.04"), bl
                             size=int(BF16_BYTES * 0.01 / float(budget)) // 2 - 64, proxy=float(budget) * factor)
             )  # fmt: skip
         write_set(folder / "comparison" / budget, policies, {"greedy": 0.0002, "exact": 0.0, "by-depth": 0.125})
-    uniform = [("bf16", 0.0, 1.0), ("int8", 1e-4, 0.55), ("int4", 3e-2, 0.3), ("int2", 2.0, 0.18)]
-    policies = [
-        policy_rows(name, kl(level), "uniform", "uniform", "measured-float32", size=int(BF16_BYTES * part), proxy=level)
-        for name, level, part in uniform
-    ]
+    policies = list(uniform)
     for recipe in ("published", "exact", "exact-split-low"):
         allocator, source, unit, precisions, factor = RECIPES[recipe]
-        for part in np.linspace(1.0, 0.3, 6):
+        for part in (1.0, 0.86, 0.72, 0.55, 0.44, 0.3):
             level = 0.0 if part == 1 else factor * 3e-2 * 10 ** (-8 * (part - 0.3))
             size = int(BF16_BYTES * part)
             policies.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvstages.measure.execution import window_logits
 from kvstages.models.gpt2_nano import GPT, GPTConfig
 
 
@@ -32,3 +33,11 @@ def random_model(
 def random_tokens(blocks: int = 3, length: int = 12, vocab: int = 50, seed: int = 1) -> torch.Tensor:
     """Token ids [B, T]."""
     return torch.randint(vocab, (blocks, length), generator=torch.Generator().manual_seed(seed))
+
+
+def all_logits(model, tokens: torch.Tensor, grid, setting, memory: int = 1 << 30) -> torch.Tensor:
+    """Logits [B, T, V] of a whole window under a policy's grid."""
+    logits = torch.full((*tokens.shape, model.shape.vocabulary), torch.nan, dtype=setting.dtype)
+    for where, part in window_logits(model, tokens, grid, setting, memory):
+        logits[where] = part
+    return logits

@@ -122,9 +122,15 @@ def figure_arguments(name: str, study: Path) -> list[str]:
 
 def comparison_arguments(study: Path) -> dict[str, list[str]]:
     """Inputs of the figures, and of the tables, of a comparison."""
-    comparisons = sorted(map(str, study.glob("comparison/*/joint.csv")))
-    frontier = str(study / "frontier" / "joint.csv")
-    return {"equal-bytes": comparisons, "frontier": [frontier], "proxy-joint": [*comparisons, frontier]}
+    own = sorted(map(str, study.glob("comparison/*/joint.csv")))
+    every = [path for one in own for path in (one, one.replace("joint.csv", "bfloat16/joint.csv"))]
+    frontier = [str(study / "frontier" / place / "joint.csv") for place in (".", "bfloat16")]
+    return {
+        "equal-bytes": every,
+        "frontier": frontier,
+        "frontier-reduction": frontier,
+        "proxy-joint": [*own, frontier[0]],
+    }
 
 
 def table_arguments(name: str, study: Path) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.analysis.joint_table import read_joint
+from kvstages.analysis.joint_table import RANDOM, read_joint
 from kvstages.stats.bootstrap import percentile_interval, resampled_means
 from kvstages.stats.correlation import rank_correlation, rank_correlations
 
@@ -65,7 +65,8 @@ def additivity(tables: Sequence[Path]) -> Additivity:
 
 
 def summarise(found: Additivity) -> pd.DataFrame:
-    """One row for all policies of a source, then one for each decade of their proxies, from the smallest.
+    """One row for all policies of a source, then one for each decade of their proxies, from the smallest, then one for
+    the random policies of each set: these have equal bytes, so only the scores tell them apart.
 
     ``rank_correlation`` is Spearman's, of proxy and joint KL, with its 95 % interval from a bootstrap over blocks (the
     proxies stay as they are); empty below ``FEWEST`` policies. The ratio's quantiles are over the policies.
@@ -79,6 +80,8 @@ def summarise(found: Additivity) -> pd.DataFrame:
     for source, own in found.policies.groupby("sensitivity", sort=False):
         groups = [("all", own.index)]
         groups += [(decade, own.index[decades[own.index] == decade]) for decade in sorted(set(decades[own.index]))]
+        random = own[own["recipe"] == RANDOM]
+        groups += [(f"random, {name}", same.index) for name, same in random.groupby("set", sort=False)]
         rows += [
             {"sensitivity": source, "proxies": _decade(decade), **_row(found.policies.loc[index], drawn[:, index])}
             for decade, index in groups
@@ -108,6 +111,7 @@ def _row(policies: pd.DataFrame, drawn: np.ndarray) -> dict[str, Any]:
 
 
 def _decade(exponent: int | str) -> str:
+    """A decade of the proxy as it is written; what is a text already stays one."""
     return exponent if isinstance(exponent, str) else f"{10.0**exponent:.0e} to {10.0 ** (exponent + 1):.0e}"
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 
 PARAGRAPH = "\n"
 ALPHABET = "".join(map(chr, range(33, 127))) + PARAGRAPH
@@ -41,3 +44,17 @@ def split_speeches(speeches: Mapping[str, str], held_out_digit: int, seed: int) 
 def join_speeches(speeches: Mapping[str, str], names: list[str]) -> str:
     """The named speeches, normalised, each followed by a paragraph break."""
     return f" {PARAGRAPH} ".join(normalise(speeches[name]) for name in names) + f" {PARAGRAPH}"
+
+
+def encode_speeches(
+    speeches: Mapping[str, str], names: list[str], encode: Callable[[str], list[int]]
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Token ids of ``join_speeches``, uint16 [tokens], and where each speech lies among them, its paragraph break
+    included: the entries of a documents file (``study.documents``). ``encode`` splits at spaces, so the speeches may be
+    encoded one by one."""
+    parts = [np.array(encode(join_speeches(speeches, [name])), dtype=np.uint16) for name in names]
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    return np.concatenate(parts), [
+        {"document": name, "start": end - len(part), "end": end}
+        for name, part, end in zip(names, parts, ends, strict=True)
+    ]

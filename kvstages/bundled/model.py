@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstages.bundled.corpus import ALPHABET, join_speeches, split_speeches
+from kvstages.bundled.corpus import ALPHABET, encode_speeches, join_speeches, split_speeches
 from kvstages.bundled.pretraining import Recipe, held_out_loss, sample, train
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.study.shards import write_shard
@@ -64,7 +64,8 @@ def make_bundled_model(
     output: Path,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Write vocab.json, merges.json, held-out.bin, model.safetensors, training.csv and MODEL_CARD.md to ``output``.
+    """Write the bundled model to ``output``: vocab.json, merges.json, held-out.bin, documents.json (where each of the
+    held-out speeches lies), model.safetensors, training.csv and MODEL_CARD.md.
 
     ``speeches`` maps names that begin with the year to raw text.
     """
@@ -72,10 +73,11 @@ def make_bundled_model(
     training_text, held_out_text = join_speeches(speeches, training), join_speeches(speeches, held_out)
     tokenizer = train_tokenizer([training_text], recipe.vocab_size, ALPHABET)
     training_ids = np.array(tokenizer.encode(training_text), dtype=np.uint16)
-    held_out_ids = np.array(tokenizer.encode(held_out_text), dtype=np.uint16)
+    held_out_ids, documents = encode_speeches(speeches, held_out, tokenizer.encode)
     write_json(output / "vocab.json", tokenizer.vocabulary)
     write_text(output / "merges.json", json.dumps(tokenizer.merges, ensure_ascii=False) + "\n")
     write_shard(output / "held-out.bin", held_out_ids)
+    write_json(output / "documents.json", documents)
 
     model, losses = train(training_ids, recipe, report)
     write_tensors(output / "model.safetensors", model.state_dict(), {"config": recipe.config.as_dict()})

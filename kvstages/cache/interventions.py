@@ -8,12 +8,13 @@ first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvstages.cache.coding import Codec
 from kvstages.cache.offsets import NOTHING, Contexts, Stored, joined
@@ -68,8 +69,9 @@ class Group(NamedTuple):
 class ReadBack:
     """What the tensors of one layer read back as, by their precisions [2H]: quantized, dense, or moved by a control.
 
-    The published precisions are quantized in one go; those of other schemes group by group (``groups``). ValueError
-    names the layer, and a precision that there is not, or whose scheme needs what ``contexts`` does not have.
+    The published precisions are quantized in one go; those of other schemes group by group (``groups``). ``widths``: of
+    keys and of values. ``sides``: what the tensors are, keys and then values, or one of them. ValueError names the
+    layer, and a precision that there is not, or whose scheme needs what ``contexts`` does not have.
     """
 
     def __init__(
@@ -77,11 +79,12 @@ class ReadBack:
         row: Sequence[str],
         layer: int,
         device: torch.device | str,
-        head_dim: int,
+        widths: tuple[int, int],
         contexts: Contexts | None = None,
+        sides: str = "kv",
     ):
         check_precisions(row, layer)
-        self.groups = _groups(row, layer, device, head_dim, contexts or {})
+        self.groups = _groups(row, layer, device, dict(zip(SIDES, widths, strict=True)), contexts or {}, sides)
         self.rows = {
             name: torch.tensor([index for index, found in enumerate(row) if found == name], device=device)
             for name in dict.fromkeys((*MAX_CODES, *DENSE))
@@ -103,7 +106,7 @@ class ReadBack:
         return x if self.uniform else x.index_select(1, rows)
 
     def moved(self, both: Tensor) -> Tensor:
-        """Keys and values with those of a null intervention moved to their neighbours."""
+        """Keys and values with those of a control intervention moved to their neighbours."""
         for name in self.nulls:
             values = both.index_select(1, self.rows[name])
             both = both.index_copy(
@@ -121,45 +124,56 @@ class ReadBack:
             quantized = reconstruct(both.index_select(1, rows), self.levels.index_select(0, rows))
             stored = stored.index_copy(1, rows, quantized)
         for group in self.groups:
-            back = group.codec.reconstruct(both.index_select(1, group.rows))
-            stored = stored.index_copy(1, group.rows, back)
+            own, width = both.index_select(1, group.rows), group.codec.width
+            # The narrower side is filled up (see ``sides``); what fills it is no part of a vector.
+            back = group.codec.reconstruct(own[..., :width])
+            stored = stored.index_copy(1, group.rows, pad(back, (0, own.shape[3] - width)))
         return stored
 
 
-def read_back(both: Tensor, name: str, layer: int, contexts: Contexts | None = None) -> Tensor:
+def read_back(
+    both: Tensor, name: str, layer: int, widths: tuple[int, int] | None = None, contexts: Contexts | None = None
+) -> Tensor:
     """Keys and values [B, 2H, T, D] of whole sequences of ``layer`` as a cache of one precision (or control
-    intervention) gives them back, in their dtype."""
-    return ReadBack([name] * both.shape[1], layer, both.device, both.shape[3], contexts).reconstruct(both)
+    intervention) gives them back, in their dtype. ``widths``: of keys and of values, where D is that of one alone."""
+    widths = widths or (both.shape[3], both.shape[3])
+    return ReadBack([name] * both.shape[1], layer, both.device, widths, contexts).reconstruct(both)
 
 
 def _groups(
-    row: Sequence[str], layer: int, device: torch.device | str, head_dim: int, contexts: Contexts
+    row: Sequence[str],
+    layer: int,
+    device: torch.device | str,
+    widths: Mapping[str, int],
+    contexts: Contexts,
+    sides: str,
 ) -> list[Group]:
     """The groups of a layer's tensors whose precision is of another scheme than the published one.
 
     Tensors that differ in nothing but their offset are coded together; the offset of one that has none is zero.
     """
-    members: dict[tuple[Method, int], list[tuple[int, Stored]]] = {}
-    heads = len(row) // 2
+    members: dict[tuple[Method, int, int], list[tuple[int, Stored]]] = {}
+    heads = len(row) // len(sides)
     for index, name in enumerate(row):
         if name in MAX_CODES or name in DENSE:
             continue
-        side = SIDES[index // heads]
+        side = sides[index // heads]
         found = precision(name)
         method = found.method(side)
         try:
-            check_width(found, side, head_dim)
+            check_width(found, side, widths[side])
             head = torch.tensor([index % heads])
             stored = contexts.get((layer, side), NOTHING).stored(method, device, head)
         except ValueError as error:
             kind = {"k": "keys", "v": "values"}[side]
             raise ValueError(f"layer {layer}, {kind} in {name}: {error}") from None
-        members.setdefault((replace(method, offset=""), found.bits), []).append((index, stored))
+        kind = replace(method, offset=""), found.bits, widths[side]
+        members.setdefault(kind, []).append((index, stored))
     groups = []
-    for (method, bits), rows in members.items():
+    for (method, bits, width), rows in members.items():
         for together in _alike(rows):
             indices, stored = zip(*together, strict=True)
-            codec = Codec(method, bits, head_dim, joined(stored), device)
+            codec = Codec(method, bits, width, joined(stored), device)
             groups.append(Group(torch.tensor(indices, device=device), codec, sum(each.nbytes for each in stored)))
     return groups
 

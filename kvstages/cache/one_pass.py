@@ -16,6 +16,7 @@ from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import Rounding, storage_rounding
 from kvstages.cache.schemes import PUBLISHED, Method
+from kvstages.cache.sides import join, part
 
 
 class BlockCache:
@@ -45,11 +46,12 @@ class BlockCache:
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """What the queries of a block attend to: keys and values [B, H, nT, D], n = 2 but for some schemes; nothing is
         stored."""
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both, layer)
         both = self.rounding(both, layer, 0)
         if layer not in self.read:
-            self.read[layer] = ReadBack(self.grid.row(layer), layer, self.device, both.shape[3], self.contexts)
+            widths = keys.shape[3], values.shape[3]
+            self.read[layer] = ReadBack(self.grid.row(layer), layer, self.device, widths, self.contexts)
         stored = self.read[layer].reconstruct(both)
         heads = keys.shape[1]
 
@@ -58,7 +60,7 @@ class BlockCache:
             return first if first is second else torch.cat((first[:, :heads], second[:, heads:]), dim=1)
 
         seen = torch.cat([offered(*pair) for pair in self._offers(both.shape[2], layer).pairs], dim=2)
-        return seen[:, :heads], seen[:, heads:]
+        return part(seen, keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         """Mask bool [T, nT] of what the queries of a block see: the past as stored, oneself as one is.
@@ -67,7 +69,7 @@ class BlockCache:
         """
         return self._offers(new, layer).mask
 
-    def seen(self) -> int:
+    def seen(self, layer: int = 0) -> int:
         return 0
 
     def _offers(self, tokens: int, layer: int) -> Offers:
@@ -124,13 +126,13 @@ class DenseBlockCache:
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, T, D] as BF16 holds them."""
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both, layer)
         both = self.rounding(both, layer, 0)
-        return both[:, : keys.shape[1]], both[:, keys.shape[1] :]
+        return part(both, keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
 
-    def seen(self) -> int:
+    def seen(self, layer: int = 0) -> int:
         return 0

@@ -11,6 +11,7 @@ Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys firs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +22,17 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS, packed_width
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
-from kvstages.cache.schemes import Bytes
+from kvstages.cache.schemes import SIDES, Bytes
+from kvstages.cache.sides import join, part
 from kvstages.cache.stores import PaddedStore, Store
+
+
+class Turned(NamedTuple):
+    """Tensors that are read back rotated: the KV heads whose ``keys`` are, and those whose ``values`` are."""
+
+    group: Group
+    keys: Tensor
+    values: Tensor
 
 
 class LayerCache:
@@ -42,13 +52,14 @@ class LayerCache:
         contexts: Contexts | None = None,
         padding: Tensor | None = None,
         turned: bool = False,
+        sides: str = "kv",
     ):
         self.layer, self.length, self.head_dim, self.arithmetic = layer, 0, head_dim, arithmetic
-        self.read = ReadBack(row, layer, device, head_dim, contexts)
+        self.read = ReadBack(row, layer, device, (head_dim, head_dim), contexts, sides)
+        self.heads = len(row) // len(sides)
         # Groups that are read back rotated, with the KV heads of their keys and of their values.
-        heads = len(row) // 2
         self.turned = [
-            (group, group.rows[group.rows < heads], group.rows[group.rows >= heads] - heads)
+            Turned(group, *(group.rows[group.rows // self.heads == sides.find(side)] % self.heads for side in SIDES))
             for group in self.read.groups
             if turned and group.codec.matrix is not None
         ]
@@ -157,7 +168,7 @@ class LayerCache:
 
     def _turn(self, both: Tensor) -> Tensor:
         """Keys and values, with those rotated whose past is read back rotated."""
-        for group, *_ in self.turned:
+        for group, _, _ in self.turned:
             rotated = group.codec.turn(both.index_select(1, group.rows)).to(both.dtype)
             both = both.index_copy(1, group.rows, rotated)
         return both
@@ -238,6 +249,63 @@ class LayerCache:
         return self._stored("past").index_select(1, self.read.dense_rows).nbytes
 
 
+class UnevenLayerCache:
+    """One layer's cache where keys and values differ in width: one for each. What goes in and comes out is of the
+    larger width (see ``sides``); what is stored is not."""
+
+    def __init__(self, keys: LayerCache, values: LayerCache):
+        self.sides = keys, values
+
+    @property
+    def length(self) -> int:
+        return self.sides[0].length
+
+    @property
+    def heads(self) -> int:
+        return self.sides[0].heads
+
+    @property
+    def turned(self) -> list[Turned]:
+        return [turned for side in self.sides for turned in side.turned]
+
+    def update(self, both: Tensor) -> Tensor:
+        """As ``LayerCache.update``."""
+        sides = zip(self.sides, both.chunk(2, dim=1), strict=True)
+        return join(*(cache.update(side[..., : cache.head_dim]) for cache, side in sides))
+
+    def settle(self) -> None:
+        for side in self.sides:
+            side.settle()
+
+    def check_crop(self, count: int) -> None:
+        for side in self.sides:
+            side.check_crop(count)
+
+    def crop(self, count: int) -> None:
+        for side in self.sides:
+            side.crop(count)
+
+    def select(self, rows: Tensor) -> None:
+        for side in self.sides:
+            side.select(rows)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(side.payload_bytes for side in self.sides)
+
+    @property
+    def scale_bytes(self) -> int:
+        return sum(side.scale_bytes for side in self.sides)
+
+    @property
+    def once_bytes(self) -> int:
+        return sum(side.once_bytes for side in self.sides)
+
+    @property
+    def working_bytes(self) -> int:
+        return sum(side.working_bytes for side in self.sides)
+
+
 class PackedCache:
     """The cache of a whole decoder, with the precision of each head's keys and values given by a grid.
 
@@ -245,7 +313,8 @@ class PackedCache:
     ``working_copy`` each layer also keeps its reconstructed past, so that a step reconstructs only its own positions:
     faster, and paid for in ``working_bytes``; without it the past is unpacked anew at every step. Both give the same
     numbers. ``contexts``: what schemes need to know of the model. ``padding`` [B]: how many positions each sequence
-    begins with that are padding.
+    begins with that are padding. ``value_width`` is the width of a head's values where it is not that of its keys,
+    ``head_dim``.
 
     ``turned``: heads whose scheme rotates are read back rotated, which saves rotating their past back at every step.
     Whoever attends then rotates queries and outputs instead (``queries``, ``outputs``): q · k = (q R) · (k R), and
@@ -263,16 +332,18 @@ class PackedCache:
         device: torch.device | str = "cpu",
         rounding: Rounding = storage_rounding,
         dense_storage: torch.dtype = STORAGE,
+        value_width: int | None = None,
         contexts: Contexts | None = None,
         padding: Tensor | None = None,
         turned: bool = False,
     ):
-        self.rounding, self.padding = rounding, padding
-        self.layers = [
-            LayerCache(
-                grid.row(layer),
+        self.rounding, self.device, self.padding = rounding, device, padding
+
+        def of_layer(layer: int, row: Sequence[str], width: int, sides: str = "kv") -> LayerCache:
+            return LayerCache(
+                row,
                 batch,
-                head_dim,
+                width,
                 arithmetic,
                 dense_storage,
                 layer,
@@ -282,7 +353,16 @@ class PackedCache:
                 contexts,
                 padding,
                 turned,
+                sides,
             )
+
+        uneven = value_width not in (None, head_dim)
+        self.layers = [
+            UnevenLayerCache(
+                of_layer(layer, grid.keys[layer], head_dim, "k"), of_layer(layer, grid.values[layer], value_width, "v")
+            )
+            if uneven
+            else of_layer(layer, grid.row(layer), head_dim)
             for layer in range(len(grid.keys))
         ]
 
@@ -291,12 +371,10 @@ class PackedCache:
 
         ValueError names layer and head where they hold NaN or infinity; nothing is then stored.
         """
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both, layer)
         cache = self.layers[layer]
-        seen = cache.update(self.rounding(both, layer, cache.length))
-        heads = keys.shape[1]
-        return seen[:, :heads], seen[:, heads:]
+        return part(cache.update(self.rounding(both, layer, cache.length)), keys, values)
 
     def queries(self, queries: Tensor, layer: int) -> Tensor:
         """Queries [B, G · H, T, D], G of them a KV head, in the frame of the keys that ``update`` returns."""
@@ -308,13 +386,14 @@ class PackedCache:
 
     def _turned(self, x: Tensor, layer: int, side: int, back: bool) -> Tensor:
         """Queries or outputs with those of heads rotated (or rotated back) whose keys (side 0) or values (1) are."""
-        for group, *heads in self.layers[layer].turned:
-            if len(heads[side]):
+        for turned in self.layers[layer].turned:
+            heads = turned[1 + side]
+            if len(heads):
                 # The queries of a KV head stand together.
-                shared = x.unflatten(1, (len(self.layers[layer].read.is_dense) // 2, -1))
-                own = shared.index_select(1, heads[side])
-                rotated = (group.codec.turn_back(own) if back else group.codec.turn(own)).to(x.dtype)
-                x = shared.index_copy(1, heads[side], rotated).flatten(1, 2)
+                shared = x.unflatten(1, (self.layers[layer].heads, -1))
+                codec, own = turned.group.codec, shared.index_select(1, heads)
+                rotated = (codec.turn_back(own) if back else codec.turn(own)).to(x.dtype)
+                x = shared.index_copy(1, heads, rotated).flatten(1, 2)
         return x
 
     def mask(self, new: int, layer: int) -> Tensor | None:
@@ -323,14 +402,13 @@ class PackedCache:
         With padding [B, 1, new, S]: no query sees padding, but for padding itself, which must see something.
         """
         past = self.layers[layer].length
-        device = self.layers[layer].store["past"].device
         if self.padding is not None:
-            own = torch.arange(past, past + new, device=device).unsqueeze(1)
-            seen = torch.arange(past + new, device=device)
-            return (seen == own) | (seen <= own) & (seen >= self.padding.to(device).view(-1, 1, 1, 1))
+            own = torch.arange(past, past + new, device=self.device).unsqueeze(1)
+            seen = torch.arange(past + new, device=self.device)
+            return (seen == own) | (seen <= own) & (seen >= self.padding.to(self.device).view(-1, 1, 1, 1))
         if new == 1:
             return None
-        return torch.ones(new, past + new, dtype=torch.bool, device=device).tril(past)
+        return torch.ones(new, past + new, dtype=torch.bool, device=self.device).tril(past)
 
     def settle(self) -> None:
         """Bring every layer to what the next step finds: then bytes are those of the formula."""
@@ -355,9 +433,9 @@ class PackedCache:
         for layer in self.layers:
             layer.select(rows)
 
-    def seen(self) -> int:
-        """Tokens stored so far."""
-        return self.layers[0].length
+    def seen(self, layer: int = 0) -> int:
+        """Tokens that a layer has stored so far."""
+        return self.layers[layer].length
 
     @property
     def payload_bytes(self) -> int:
@@ -376,15 +454,21 @@ class PackedCache:
         return sum(layer.working_bytes for layer in self.layers)
 
 
-def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, contexts: Contexts | None = None) -> Bytes:
+def measured_bytes(
+    grid: PrecisionGrid,
+    head_dim: int,
+    tokens: int,
+    value_width: int | None = None,
+    contexts: Contexts | None = None,
+) -> Bytes:
     """Bytes of a real cache of one sequence of ``tokens``, as the next step finds it.
 
     Counted from the cache's tensors (docs/method.md, "Bytes"), whatever dtype a study measures in. ``contexts``: of the
     model, where schemes need them; which values they hold is of no account.
     """
-    cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, contexts=contexts)
+    cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, value_width=value_width, contexts=contexts)
     for layer, heads in enumerate(grid.shape):
-        nothing = torch.zeros(1, heads, tokens, head_dim, dtype=STORAGE)
-        cache.update(nothing, nothing, layer)
+        sides = (torch.zeros(1, heads, tokens, width, dtype=STORAGE) for width in (head_dim, value_width or head_dim))
+        cache.update(*sides, layer)
     cache.settle()
     return Bytes(cache.payload_bytes, cache.scale_bytes, cache.once_bytes)

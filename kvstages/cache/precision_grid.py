@@ -98,10 +98,11 @@ class PrecisionGrid:
         return PrecisionGrid(changed(self.keys, "k"), changed(self.values, "v"))
 
 
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int) -> Bytes:
-    """Bytes of a policy's cache of one sequence of ``tokens``, by formula (docs/schemes.md, "Bytes")."""
-    sides = zip(SIDES, (grid.keys, grid.values), strict=True)
-    parts = [stored_bytes(name, side, head_dim, tokens) for side, rows in sides for row in rows for name in row]
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> Bytes:
+    """Bytes of a policy's cache of one sequence of ``tokens``, by formula (docs/schemes.md, "Bytes"); ``value_width``
+    where values are not as wide as keys."""
+    sides = zip(SIDES, (grid.keys, grid.values), (head_dim, value_width or head_dim), strict=True)
+    parts = [stored_bytes(name, side, width, tokens) for side, rows, width in sides for row in rows for name in row]
     return Bytes(*map(sum, zip(*parts, strict=True)))
 
 

@@ -70,7 +70,7 @@ def command(
         raise click.UsageError("give either --noise-bits or --no-noise")
     place = prepare(device, threads)
     decoder = load_model(model, DTYPES[compute_dtype], place)
-    tokens = load_window(windows, window, decoder.config).to(place)
+    tokens = load_window(windows, window, decoder.shape).to(place)
     arm = Arm(noise_bits, steps, batch, learning_rate, weight_decay, clip, beta)
     with options.progress(f"adapt, seed {seed}") as report:
         records = adapt(decoder, tokens, arm, seed, report)

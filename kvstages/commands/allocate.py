@@ -77,7 +77,7 @@ def command(
     --model model.safetensors --output policy.json --steps steps.csv
     """
     from kvstages.files.atomic import write_json, write_table
-    from kvstages.models.config import read_config
+    from kvstages.models.config import read_shape
     from kvstages.policies.budgets import Budget
     from kvstages.policies.making import allocated_policy, uniform_policy
     from kvstages.policies.record import read_policy
@@ -91,12 +91,12 @@ def command(
     chosen = None if precisions is None else precisions.split(",")
     if precision not in (None, "bf16"):
         chosen = [precision]
-    config = read_config(model)
-    table = read_scores(sensitivity, config, tokens, unit, chosen)
+    shape = read_shape(model)
+    table = read_scores(sensitivity, shape, tokens, unit, chosen)
     if precision is not None:
         record, path = uniform_policy(name, precision, table)
     else:
-        limit = Budget(read_policy(bytes_of, config)["bytes"]["total"], "bytes") if bytes_of else Budget.parse(budget)
+        limit = Budget(read_policy(bytes_of, shape)["bytes"]["total"], "bytes") if bytes_of else Budget.parse(budget)
         record, path = allocated_policy(name, allocator, limit, table, seed)
     write_table(steps, path)
     write_json(output, {**record, **read_setting(sensitivity)})

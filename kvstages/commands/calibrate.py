@@ -28,12 +28,12 @@ def command(model: Path, windows: Path, window: str, memory_mb: int, threads: in
     """
     from kvstages.measure.calibration import calibrate, write_contexts
     from kvstages.measure.setting import DTYPES, prepare
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.study.windows import load_window
 
     place = prepare(device, threads)
-    decoder = load_model(model, DTYPES["float32"], place)
-    tokens = load_window(windows, window, decoder.config).to(place)
+    decoder = open_decoder(model, DTYPES["float32"], place)
+    tokens = load_window(windows, window, decoder.shape).to(place)
     with options.progress("calibrate") as report:
         contexts = calibrate(decoder, tokens, memory_mb << 20, report)
     write_contexts(output, contexts, window)

@@ -47,9 +47,11 @@ def command(
     """
     from kvstages.files.atomic import write_json, write_table
     from kvstages.measure.calibration import calibrated
-    from kvstages.measure.evaluation import evaluate, read_reference
+    from kvstages.measure.evaluation import evaluate
+    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
+    from kvstages.measure.reference import read_reference
     from kvstages.measure.setting import Setting, prepare
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
 
@@ -57,9 +59,11 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = calibrated(load_model(model, setting.dtype, place).pack(), calibration)
-    chosen = read_policy(policy, decoder.config)
-    tokens = load_window(windows, window, decoder.config).to(place)
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
+    chosen = read_policy(policy, decoder.shape)
+    tokens = load_window(windows, window, decoder.shape).to(place)
+    block = state_bytes(decoder, tokens.shape[1], execution)
+    check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"evaluate, {policy}") as report:
         figures, table = evaluate(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
     write_table(positions, table)

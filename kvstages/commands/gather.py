@@ -17,8 +17,8 @@ def command(shards: tuple[Path, ...], source: str, output: Path) -> None:
     """Gather the layers' sweeps SHARDS into one sensitivity table.
 
     Writes one row for each layer, head, part and precision: the mean KL (nats) over the blocks, the standard error
-    between blocks, and the floor that null interventions of the same head measure. Every layer must be there once, all
-    measured in the same way.
+    between blocks, and the floor that control interventions of the same head measure. Every layer must be there once,
+    all measured in the same way.
 
     Example: kvstages gather sweep/float32/layer-*.csv --source measured-float32
     --output scores/measured-float32.csv

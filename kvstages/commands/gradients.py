@@ -76,18 +76,16 @@ def command(
     from kvstages.measure.gradients import timings_of, window_projections
     from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
-    from kvstages.models.checkpoints import load_model
+    from kvstages.models.load import open_decoder
     from kvstages.study.windows import load_window
 
     wanted = tuple(by_size(precisions))
     place = prepare(device, threads)
-    decoder = calibrated(load_model(model, DTYPES["float32"], place), calibration)
-    tokens = load_window(windows, window, decoder.config).to(place)
-    config = decoder.config
-    block = (config.num_layers, 2 * config.num_heads, tokens.shape[1], config.head_dim)
+    decoder = calibrated(open_decoder(model, DTYPES["float32"], place), calibration)
+    tokens = load_window(windows, window, decoder.shape).to(place)
     kept = nullcontext(lambda found: None)
     if keep is not None:
-        kept = keeping(keep, block, len(tokens), probes, timings_of(wanted), window)
+        kept = keeping(keep, decoder.shape, tokens, probes, timings_of(wanted), window)
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
     write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)

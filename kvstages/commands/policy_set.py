@@ -79,14 +79,14 @@ def command(
     --budget 0.01 --output policy-set.json
     """
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_config
+    from kvstages.models.config import read_shape
     from kvstages.policies.budgets import Budget
     from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
     from kvstages.scores.table import read_scores, read_setting, read_source, read_table
 
     if (budget is None) == (points is None):
         raise click.UsageError("give either --budget (equal bytes) or --points (a frontier)")
-    config = read_config(model)
+    shape = read_shape(model)
     sources: dict[str, Path] = {}
     for path in sensitivities:
         source = read_source(path, read_table(path))
@@ -97,7 +97,7 @@ def command(
     for text in map(parse_recipe, recipes):
         if text.source not in sources:
             raise ValueError(f"recipe {text.name}: no --sensitivity of the source {text.source}; {', '.join(sources)}")
-        table = read_scores(sources[text.source], config, tokens, text.unit, text.precisions)
+        table = read_scores(sources[text.source], shape, tokens, text.unit, text.precisions)
         made.append(Recipe(text.name, text.allocator, table))
     limit = None if budget is None else Budget.parse(budget)
     record = frontier_policies(made, points) if limit is None else equal_bytes(made, limit, random, draws, seed)

@@ -26,12 +26,12 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
     --model model.safetensors --output refined.json
     """
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_config
+    from kvstages.models.config import read_shape
     from kvstages.policies.record import read_policy
     from kvstages.policies.refinement import read_moves, refined_policy
     from kvstages.scores.table import read_scores
 
-    config = read_config(model)
-    record = read_policy(base, config)
-    table = read_scores(sensitivity, config, record["tokens"], record["unit"], record["ladder"][1:])
+    shape = read_shape(model)
+    record = read_policy(base, shape)
+    table = read_scores(sensitivity, shape, record["tokens"], record["unit"], record["ladder"][1:])
     write_json(output, {"policies": [refined_policy(name, record, read_moves(moves, table), table)]})

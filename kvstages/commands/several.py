@@ -19,8 +19,8 @@ AGAIN = "KVSTAGES_AGAIN"
 def command(context: click.Context, words: tuple[str, ...]) -> None:
     """Run several stages in one process, one after the other; each writes what it would write by itself.
 
-    In a job of a workflow a stage is passed over whose files are there, just as this stage would make them from the
-    files that there are: what was finished before the job was killed, and what an edit did not concern.
+    A job of a workflow skips a stage whose files are current: it has finished them before the job was killed, or an
+    edit did not concern them.
 
     Example: kvstages several sweep --model model.safetensors --windows windows.safetensors --layer 0
     --output layer-00.csv + sweep --model model.safetensors --windows windows.safetensors --layer 1

@@ -8,7 +8,7 @@ import click
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
-from kvstages.scores.columns import CONTROLS, sweep_table, trials
+from kvstages.scores.columns import CONTROLS, changes, sweep_table
 
 
 @click.command("sweep")
@@ -66,19 +66,22 @@ def command(
     from kvstages.cache.precision_grid import PrecisionGrid
     from kvstages.files.atomic import write_table
     from kvstages.measure.calibration import calibrated
+    from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.setting import Setting, prepare
-    from kvstages.measure.sweep import sweep_layer
-    from kvstages.models.checkpoints import load_model
+    from kvstages.measure.sweep import sweep_bytes, sweep_layer
+    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = calibrated(load_model(model, setting.dtype, place).pack(), calibration)
-    tokens = load_window(windows, window, decoder.config).to(place)
-    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.config)["precisions"])
-    wanted = trials(parts, precisions)
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
+    tokens = load_window(windows, window, decoder.shape).to(place)
+    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.shape)["precisions"])
+    wanted = changes(parts, precisions)
+    block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
+    check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"sweep, layer {layer}") as report:
         found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)
-    kl, error = ({trial: values.tolist() for trial, values in each.items()} for each in (found.kl, found.error))
+    kl, error = ({change: values.tolist() for change, values in each.items()} for each in (found.kl, found.error))
     write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict()))

@@ -21,29 +21,47 @@ import click
     "windows",
     multiple=True,
     required=True,
-    metavar="NAME=START:END",
-    help="A window: its name and its positions in the shard, the end not included. Repeat in order of position.",
+    metavar="NAME=START:END|NAME=documents:N,blocks:B,seed:S",
+    help="A window: its name and its positions in the shard, the end not included; or how many blocks of how many "
+    "documents are drawn, and the seed. Repeat; positions in order.",
+)
+@click.option(
+    "--documents",
+    type=click.Path(path_type=Path),
+    help="Documents of the shard (JSON), needed where one is drawn from.",
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The windows.safetensors to write.")
-def command(shard: Path, model: Path, block: int, windows: tuple[str, ...], output: Path) -> None:
+@click.option("--places", type=click.Path(path_type=Path), required=True, help="The windows.csv to write.")
+def command(
+    shard: Path,
+    model: Path,
+    block: int,
+    windows: tuple[str, ...],
+    documents: Path | None,
+    output: Path,
+    places: Path,
+) -> None:
     """Cut the token windows of a study out of a shard.
 
-    Reads the ids of each window, and no others. Writes OUTPUT: for each window one int64 tensor [blocks, block], cut
-    in order without overlap, and a record of the block and the positions.
+    Reads the ids of each window, and no others. Writes OUTPUT: for each window one int64 tensor [blocks, block], and a
+    record of where each block came from; and PLACES, a table with the document and first position of every block. A
+    window is a run of positions, cut in order without overlap, or drawn from documents: whole blocks, as many of each
+    document as of the others, and no document in two windows.
 
     Refuses windows that are out of order, overlap, are empty, are not a multiple of the block or run past the shard,
-    blocks longer than the model's context, and token ids at or above its vocabulary.
+    draws for which too few documents are long enough, blocks longer than the model's context, and token ids at or above
+    its vocabulary.
 
     \b
     Example:
       kvstages windows --shard resources/demo/shard/held-out.bin --model resources/demo/model.safetensors \\
           --block 64 --window calibration=0:512 --window validation=8192:10240 \\
-          --output results/demo/windows.safetensors
+          --output results/demo/windows.safetensors --places results/demo/windows.csv
     """
-    from kvstages.files.atomic import write_tensors
-    from kvstages.models.config import read_config
-    from kvstages.study.windows import cut_windows, parse_windows
+    from kvstages.files.atomic import write_table, write_tensors
+    from kvstages.models.config import read_shape
+    from kvstages.study.windows import cut_windows, parse_windows, window_record, window_table
 
-    positions = parse_windows(list(windows))
-    blocks = cut_windows(shard, positions, block, read_config(model))
-    write_tensors(output, blocks, {"block": block, "windows": {name: list(ends) for name, ends in positions.items()}})
+    cut = cut_windows(shard, parse_windows(list(windows)), block, read_shape(model), documents)
+    write_table(places, window_table(cut))
+    write_tensors(output, {name: own.tokens for name, own in cut.items()}, window_record(cut, block))

@@ -1,4 +1,5 @@
-"""Recipes at equal bytes: a panel for each budget, the joint KL of every recipe over that of random policies."""
+"""Recipes at equal bytes: a panel for each budget and arithmetic, the joint KL of every recipe over that of random
+policies, and the uniform policy that fits the bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.equal_bytes import equal_bytes
-from kvstages.analysis.joint_table import PUBLISHED, RANDOM, read_comparison
+from kvstages.analysis.joint_table import ARITHMETIC, PUBLISHED, RANDOM, UNIFORM, read_comparison
 from kvstages.figures.shades import RANDOM_POLICIES
 
 if TYPE_CHECKING:
@@ -27,15 +28,18 @@ FIGURE = Entry(
 
 ENDS = ["", "_low", "_high"]
 COLUMNS = [
-    "budget", "bytes", "recipe", "policy", *(f"mean_kl{end}" for end in ENDS), *(f"kl_reduction{end}" for end in ENDS)
+    "budget", "compute_dtype", "bytes", "recipe", "policy", *(f"mean_kl{end}" for end in ENDS),
+    *(f"kl_reduction{end}" for end in ENDS),
 ]  # fmt: skip
 INK = "#1b1b1b"
+MARKERS = {PUBLISHED: "s", UNIFORM: "D"}
 
 
 def numbers(comparisons: Sequence[Path]) -> pd.DataFrame:
     """Joint KL (nats), interval and reduction of each recipe but random, then the joint KL of each random policy.
 
-    Rows by budget in the order given, the least KL first.
+    Of the uniform policies, the largest that takes no more bytes than the published recipe's. Rows by budget and
+    arithmetic in the order given, the least KL first.
     """
     import pandas as pd
 
@@ -43,11 +47,14 @@ def numbers(comparisons: Sequence[Path]) -> pd.DataFrame:
     parts = []
     for path in comparisons:
         budget, joint = read_comparison(path)
+        dtype = joint.policies["compute_dtype"].iloc[0]
         policies = joint.policies.assign(mean_kl=joint.metrics["mean_kl"].mean(axis=1), budget=budget)
-        named = recipes[(recipes["budget"] == budget) & (recipes["recipe"] != RANDOM)]
-        names = policies.drop_duplicates("recipe").set_index("recipe")["policy"]
+        own = recipes[(recipes["budget"] == budget) & (recipes["compute_dtype"] == dtype)]
+        limit = own.loc[own["recipe"] == PUBLISHED, "bytes"].iloc[0]
+        uniform = own[(own["recipe"] == UNIFORM) & (own["bytes"] <= limit)].nlargest(1, "bytes")
+        named = own[~own["recipe"].isin([RANDOM, UNIFORM])]
         parts += [
-            named.assign(policy=named["recipe"].map(names)),
+            pd.concat([named, uniform]).sort_values("mean_kl", kind="stable"),
             policies[policies["recipe"] == RANDOM].sort_values("mean_kl", kind="stable"),
         ]
     return pd.concat(parts, ignore_index=True).reindex(columns=COLUMNS)
@@ -62,15 +69,15 @@ def draw(table: pd.DataFrame) -> Figure:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    budgets = list(dict.fromkeys(table["budget"]))
-    columns = min(2, len(budgets))
-    rows = -(-len(budgets) // columns)
-    tallest = max(part["recipe"].nunique() for _, part in table.groupby("budget"))
+    parts = [part for _, part in table.groupby(["budget", "compute_dtype"], sort=False)]
+    columns = min(2, len(parts))
+    rows = -(-len(parts) // columns)
+    tallest = max(part["recipe"].nunique() for part in parts)
     figure = Figure(figsize=(max(5.6, 5.0 * columns), rows * (0.9 + 0.23 * tallest) + 0.8), layout="constrained")
     figure.suptitle("Recipes at equal bytes: joint held-out KL", x=0.01, ha="left")
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    for budget, axes in zip(budgets, panels, strict=False):
-        _panel(axes, table[table["budget"] == budget], budget)
+    for part, axes in zip(parts, panels, strict=False):
+        _panel(axes, part)
     for axes in panels:
         axes.set_visible(False)
     mark = {"linestyle": "", "marker": "o", "color": INK, "markersize": 5}
@@ -78,6 +85,7 @@ def draw(table: pd.DataFrame) -> Figure:
         Line2D([], [], **{**mark, "marker": "s"}, label="published recipe"),
         Line2D([], [], **mark, label="differs from it"),
         Line2D([], [], **mark, markerfacecolor="white", label="no clear difference"),
+        Line2D([], [], **{**mark, "marker": "D"}, label="uniform, fewer bytes"),
     ]
     if (table["recipe"] == RANDOM).any():
         handles.append(
@@ -87,12 +95,15 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
+def _panel(axes: Axes, table: pd.DataFrame) -> None:
     import numpy as np
 
     named, random = table[table["recipe"] != RANDOM], table[table["recipe"] == RANDOM]
     rows = list(named.itertuples())
-    labels = [row.recipe for row in rows]
+    labels = [
+        f"uniform {row.policy.upper()}, {row.bytes / 1024:,.0f} KiB" if row.recipe == UNIFORM else row.recipe
+        for row in rows
+    ]
     if len(random):
         low, middle, high = np.quantile(random["mean_kl"], [0.05, 0.5, 0.95])
         axes.axvspan(low, high, color=RANDOM_POLICIES, alpha=0.25, lw=0, zorder=0)
@@ -106,7 +117,7 @@ def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
         full = published or row.kl_reduction_low > 0 or row.kl_reduction_high < 0
         axes.plot([row.mean_kl_low, row.mean_kl_high], [place, place], color=INK, lw=1.1, zorder=2)
         axes.plot(
-            row.mean_kl, place, "s" if published else "o", color=INK, markerfacecolor=INK if full else "white",
+            row.mean_kl, place, MARKERS.get(row.recipe, "o"), color=INK, markerfacecolor=INK if full else "white",
             markersize=5, zorder=3,
         )  # fmt: skip
         if published:
@@ -122,7 +133,7 @@ def _panel(axes: Axes, table: pd.DataFrame, budget: str) -> None:
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
     base = next(row for row in rows if row.recipe == PUBLISHED)
-    axes.set_title(f"budget {budget}: {base.bytes / 1024:,.0f} KiB")
+    axes.set_title(f"budget {base.budget}: {base.bytes / 1024:,.0f} KiB, {ARITHMETIC[base.compute_dtype]}")
     axes.set_xlabel("mean KL, 95 % interval (nats); right: change against published")
 
 

@@ -1,12 +1,14 @@
-"""The frontier: joint held-out KL against bytes, a line for each family of policies, with the uniform ones beside."""
+"""The frontier: joint held-out KL against bytes, a line for each family of policies, with the uniform ones beside; a
+panel for each arithmetic, and one for what is beyond the FP32 model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.joint_table import UNIFORM, read_joint, with_figures
+from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint, with_figures
 from kvstages.figures.labels import place_labels
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import legend_columns, line_style
@@ -15,60 +17,83 @@ from kvstages.figures.zero_strip import ZeroStrip
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FIGURE = Entry(
     number=11,
     title="Frontier",
     inputs={
-        "frontier": Input("frontier_files", "joint.csv"),
+        "frontier": Input("frontier_files", "joint.csv", several=True),
     },
 )
 
-COLUMNS = ["recipe", "policy", "total_bytes", "bf16_bytes", "mean_kl", "mean_kl_low", "mean_kl_high"]
+COLUMNS = ["panel", "recipe", "policy", "total_bytes", "bf16_bytes", "kl", "kl_low", "kl_high"]
 
 
-def numbers(frontier: Path) -> pd.DataFrame:
-    """Bytes, joint KL (nats) and its interval of each policy: families in the order of the file, by falling bytes."""
+def numbers(frontier: Sequence[Path]) -> pd.DataFrame:
+    """Bytes, KL (nats) and its interval of each policy: panels, families in the order of the file, by falling bytes.
+
+    A panel is a measure: the joint KL in the arithmetic of each joint.csv, then the excess KL in that of the last.
+    """
     import pandas as pd
 
-    table = with_figures(read_joint(frontier)).rename(columns={"bytes": "total_bytes"})
-    families = [
-        table[table["recipe"] == recipe].sort_values("total_bytes", ascending=False, kind="stable")
-        for recipe in dict.fromkeys(table["recipe"])
-    ]
-    return pd.concat(families, ignore_index=True)[COLUMNS]
+    joints = [(path, read_joint(path)) for path in frontier]
+    tables = [with_figures(joint).rename(columns={"bytes": "total_bytes"}) for _, joint in joints]
+    panels = [(f"KL, {ARITHMETIC[table['compute_dtype'].iloc[0]]}", table, "mean_kl") for table in tables]
+    if tables[-1]["excess_kl"].notna().all():
+        panels.append((f"excess KL, {ARITHMETIC[tables[-1]['compute_dtype'].iloc[0]]}", tables[-1], "excess_kl"))
+    parts = []
+    for panel, table, measure in panels:
+        named = table.assign(panel=panel, **{f"kl{end}": table[f"{measure}{end}"] for end in ("", "_low", "_high")})
+        parts += [
+            named[named["recipe"] == recipe].sort_values("total_bytes", ascending=False, kind="stable")
+            for recipe in dict.fromkeys(table["recipe"])
+        ]
+    return pd.concat(parts, ignore_index=True)[COLUMNS]
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A line and a bar from end to end of each interval; uniform policies as named squares, a KL of 0 in the strip."""
+    """Panels one above the other: a line for each family and a bar from end to end of each interval; uniform policies
+    as named squares. A KL of 0, and an excess that is not above 0, lies in the strip."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 5.0), layout="constrained")
-    axes = figure.subplots()
-    scale = ZeroStrip(axes, "y", table[["mean_kl", "mean_kl_low", "mean_kl_high"]].to_numpy().ravel())
-    storage_axis(axes, table)
+    panels = list(dict.fromkeys(table["panel"]))
     families = [recipe for recipe in dict.fromkeys(table["recipe"]) if recipe != UNIFORM]
+    figure = Figure(figsize=(7.2, 0.8 + 4.2 * len(panels)), layout="constrained")
+    for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels, strict=True):
+        _panel(axes, table[table["panel"] == panel], families)
+        axes.set_title(panel)
+    figure.suptitle("Frontier: KL of each family of policies", x=0.01, ha="left")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=legend_columns([*families, UNIFORM]), handlelength=4
+    )
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame, families: Sequence[str]) -> None:
+    scale = ZeroStrip(axes, "y", table[["kl", "kl_low", "kl_high"]].to_numpy().ravel())
+    storage_axis(axes, table)
     drawn = []
     for index, recipe in enumerate(families):
         own = table[table["recipe"] == recipe]
+        if own.empty:
+            continue
         x = own["total_bytes"] / 1024
-        low, middle, high = (scale.place(own[name]) for name in ("mean_kl_low", "mean_kl", "mean_kl_high"))
+        low, middle, high = (scale.place(own[name]) for name in ("kl_low", "kl", "kl_high"))
         look = line_style(index)
         axes.plot(x, middle, **look, lw=1.2, markersize=4, label=recipe, zorder=3)
         axes.vlines(x, low, high, color=look["color"], lw=0.9, zorder=2)
         drawn += _along(x.to_numpy(), middle)
     uniform = table[table["recipe"] == UNIFORM]
     x = uniform["total_bytes"] / 1024
-    low, middle, high = (scale.place(uniform[name]) for name in ("mean_kl_low", "mean_kl", "mean_kl_high"))
+    low, middle, high = (scale.place(uniform[name]) for name in ("kl_low", "kl", "kl_high"))
     axes.vlines(x, low, high, color="#1b1b1b", lw=1.2, zorder=4)
     axes.plot(x, middle, "s", color="white", markeredgecolor="#1b1b1b", mew=1.4, markersize=7, label=UNIFORM, zorder=5)
     axes.set_ylabel("mean held-out KL, 95 % interval (nats)")
-    figure.suptitle("Frontier: joint KL of each family of policies", x=0.01, ha="left")
-    figure.legend(loc="outside lower center", ncols=legend_columns([*families, UNIFORM]), handlelength=4)
     labels = [(policy.upper(), *place) for policy, *place in zip(uniform["policy"], x, middle, strict=True)]
     place_labels(axes, labels, drawn + [(x, y) for _, x, y in labels])
-    return figure
 
 
 def _along(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:

@@ -30,6 +30,7 @@ from kvstages.files.ledger import sha256 as sha256
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    import torch
     from torch import Tensor
 
 
@@ -196,3 +197,33 @@ def tensor_stream(
         yield append
         if waiting:
             raise ValueError(f"{path}: {waiting[0][0]} was not written")
+
+
+def write_tensor_slices(
+    path: Path,
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    slices: Iterable[tuple[tuple[slice, slice], Tensor]],
+    record: Mapping[str, Any],
+) -> None:
+    """Write one tensor as ``write_tensors`` does, byte for byte, but a part [blocks, positions, :] at a time.
+
+    What is in memory is one part. The parts must cover the tensor.
+    """
+    import torch
+
+    names = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+    row = shape[2] * dtype.itemsize
+    header = {
+        "__metadata__": {"record": json.dumps(record, sort_keys=True)},
+        name: {"dtype": names[dtype], "shape": list(shape), "data_offsets": [0, shape[0] * shape[1] * row]},
+    }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_path(path) as temporary, temporary.open("rb+") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (blocks, positions), part in slices:
+            for block, rows in zip(range(*blocks.indices(shape[0])), part, strict=True):
+                file.seek(8 + len(text) + (block * shape[1] + positions.start) * row)
+                file.write(rows.contiguous().cpu().view(torch.uint8).numpy().data)

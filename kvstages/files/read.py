@@ -48,20 +48,35 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return _read_safetensors(path, "np")
 
 
-def _read_safetensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def open_tensors(path: Path) -> tuple[Any, dict[str, Any]]:
+    """An open safetensors file, whose ``get_slice`` reads a part of a tensor, and its record.
+
+    ValueError on any other file.
+    """
+    return _open_safetensors(path, "pt")
+
+
+def _open_safetensors(path: Path, framework: str) -> tuple[Any, dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     ledger.note(path)
     try:
-        with safe_open(path, framework=framework) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        record = json.loads(metadata.get("record", "{}"))
+        file = safe_open(path, framework=framework)
+        record = json.loads((file.metadata() or {}).get("record", "{}"))
     except (SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{path}: its record is {type(record).__name__}, expected a mapping")
-    return tensors, record
+    return file, record
+
+
+def _read_safetensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    file, record = _open_safetensors(path, framework)
+    try:
+        with file:
+            return {name: file.get_tensor(name) for name in file.keys()}, record  # noqa: SIM118
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
 
 
 def read_record(path: Path, keys: Iterable[str]) -> dict[str, Any]:

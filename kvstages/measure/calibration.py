@@ -20,7 +20,7 @@ from kvstages.cache.schemes import SIDES
 from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_tensors
 from kvstages.measure.execution import blocks_per_pass
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 
 AXES = {
     "mean": ["side", "layer", "head", "channel"],
@@ -33,7 +33,7 @@ ROTARY = "rotary-{layer:03d}"
 class Sums(DenseBlockCache):
     """A pass over blocks, unquantized, that adds up what is to be known of each layer."""
 
-    def __init__(self, model: GPT, device: torch.device):
+    def __init__(self, model: Decoder, device: torch.device):
         super().__init__(device)
         self.model = model
         self.mean: dict[tuple[int, str], Tensor] = {}
@@ -51,7 +51,7 @@ class Sums(DenseBlockCache):
 
 @torch.no_grad()
 def calibrate(
-    model: GPT, tokens: Tensor, memory: int, progress: Callable[[float], None] = lambda done: None
+    model: Decoder, tokens: Tensor, memory: int, progress: Callable[[float], None] = lambda done: None
 ) -> Contexts:
     """What schemes need to know of a model, from the blocks of a window [B, T]: a context of each layer's keys and
     values."""
@@ -112,15 +112,14 @@ def read_contexts(path: Path, device: torch.device | str = "cpu") -> Contexts:
     return contexts
 
 
-def calibrated(model: GPT, path: Path | None) -> GPT:
+def calibrated(model: Decoder, path: Path | None) -> Decoder:
     """A model that schemes know by a file of the stage calibrate; by its key biases alone where there is none.
 
     ValueError names the file where it is another model's.
     """
     if path is not None:
-        contexts = read_contexts(path, model.lm_head.weight.device)
-        config = model.config
-        expected = (config.num_layers, config.num_heads, config.head_dim)
+        contexts, shape = read_contexts(path, model.device), model.shape
+        expected = (shape.layers, shape.heads, shape.key_width)
         found = (len(contexts) // 2, *contexts[0, "k"].mean.shape)
         if found != expected:
             raise ValueError(f"{path}: layers, heads and width {found}, but the model has {expected}")

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvstages.cache.packed import measured_bytes
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
-from kvstages.files.read import read_tensors
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
+from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 from kvstages.policies.record import check_policy
 from kvstages.stats.summary import summarise
 
 Policy = Mapping[str, Any]
 
 
-def read_reference(path: Path, made: Mapping[str, Any]) -> Tensor:
-    """Logits [B, T, V] of a reference; ValueError names ``path`` if it was not computed as ``ledger`` says."""
-    tensors, record = read_tensors(path)
-    logits = reference_logits(tensors, path)
-    differ = [f"{key} {record.get(key)}, not {value}" for key, value in made.items() if record.get(key) != value]
-    if differ:
-        raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
-    return logits
-
-
-def reference_logits(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
-    """The logits [B, T, V] among the tensors of ``path``; ValueError says what the file holds instead."""
-    if "logits" not in tensors:
-        held = ", ".join(sorted(tensors)[:5]) or "no tensors"
-        raise ValueError(f"{path}: holds {held}; expected the tensor logits, from the stage reference")
-    if tensors["logits"].dim() != 3:
-        raise ValueError(f"{path}: logits {tuple(tensors['logits'].shape)}, expected blocks × tokens × vocabulary")
-    return tensors["logits"]
-
-
 def evaluate(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     policy: Policy,
-    reference: Tensor,
+    reference: Logits,
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
@@ -58,32 +38,34 @@ def evaluate(
     execution (of the original model, where ``model`` is an adapted one). Memory in bytes. ValueError where the
     reference does not fit the window or the policy the model.
     """
-    grid = check_policy(policy, model.config)
-    expected = (*tokens.shape, model.config.vocab_size)
-    if tuple(reference.shape) != expected:
-        raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")
-    parts = [
-        position_metrics(logits, reference[blocks].to(tokens.device), tokens[blocks])
-        for blocks, logits in window_logits(model, tokens, grid, setting, memory, progress)
-    ]
-    metrics = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    grid = check_policy(policy, model.shape)
+    check_reference(reference, model, tokens)
+    following = F.pad(tokens[:, 1:], (0, 1), value=-1)
+    metrics: dict[str, np.ndarray] = {}
+    for where, logits in window_logits(model, tokens, grid, setting, memory, progress):
+        part = position_metrics(logits, reference[where].to(tokens.device), following[where])
+        for name, values in part.items():
+            metrics.setdefault(name, np.empty(tokens.shape, dtype=values.dtype))[where] = values
     summary = summarise(metrics)
     return {**summary, **storage(policy, model, tokens.shape[1], summary["mean_kl"])}, position_table(metrics)
 
 
-def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str, Any]:
+def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict[str, Any]:
     """Bytes of one cache of ``tokens`` positions, counted from a real one; and the proxy beside the measured KL.
 
     ``reconstruction_bytes`` is what the working copy of the reconstructed past would take beside; it is transient
     and in no total.
     """
     grid = PrecisionGrid.of_record(policy["precisions"])
-    config = model.config
-    size = measured_bytes(grid, config.head_dim, tokens, model.contexts)
-    if size != policy_bytes(grid, config.head_dim, tokens):
+    shape = model.shape
+    size = measured_bytes(grid, shape.key_width, tokens, shape.value_width, model.contexts)
+    if size != policy_bytes(grid, shape.key_width, tokens, shape.value_width):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes(dense_grid(model), config.head_dim, tokens).payload
-    quantized = sum(precision != "bf16" for precision in grid.flat())
+    dense = policy_bytes(dense_grid(model), shape.key_width, tokens, shape.value_width).payload
+    reconstructed = sum(
+        width * sum(precision != "bf16" for row in side for precision in row)
+        for width, side in zip(shape.widths, (grid.keys, grid.values), strict=True)
+    )
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
@@ -94,7 +76,7 @@ def storage(policy: Policy, model: GPT, tokens: int, mean_kl: float) -> dict[str
         "total_bytes": sum(size),
         "bf16_bytes": dense,
         "compression": dense / sum(size),
-        "reconstruction_bytes": quantized * tokens * config.head_dim * torch.bfloat16.itemsize,
+        "reconstruction_bytes": reconstructed * tokens * torch.bfloat16.itemsize,
     }
 
 

@@ -35,9 +35,10 @@ from kvstages.cache.one_pass import BlockCache, read_stored
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.rounding import storage_rounding
 from kvstages.cache.schemes import PUBLISHED, SIDES, Method, precision
+from kvstages.cache.sides import join, part
 from kvstages.measure.execution import PASS_TOKENS, dense_grid
 from kvstages.measure.sweep import relative_error
-from kvstages.models.gpt2_nano import GPT
+from kvstages.models.decoder import Decoder
 
 Error = dict[tuple[str, str], Tensor]
 
@@ -70,12 +71,14 @@ class BlockGradients(NamedTuple):
     """What some blocks of a window give, the first of them number ``first``.
 
     ``stored``: keys and values as the reference stores them [L, B, 2H, T, D]. ``gradients`` [W, L, B, 2H, P, T, D]: of
-    each timing and probe, with respect to what later positions read back.
+    each timing and probe, with respect to what later positions read back. ``widths``: of keys and of values; D is the
+    larger.
     """
 
     first: int
     stored: Tensor
     gradients: Tensor
+    widths: tuple[int, int]
 
 
 class GradientCache(BlockCache):
@@ -87,7 +90,7 @@ class GradientCache(BlockCache):
     the reference's rounding errors stay what they are, as in a sweep (see ``rounding.SharedRounding``).
     """
 
-    def __init__(self, model: GPT, device: torch.device, tokens: int, timings: Sequence[Timing]):
+    def __init__(self, model: Decoder, device: torch.device, tokens: int, timings: Sequence[Timing]):
         super().__init__(dense_grid(model), device)
         masks = torch.stack([timing.mask(tokens) for timing in timings])
         reads = masks.flatten(1).T.unique(dim=0)
@@ -102,15 +105,13 @@ class GradientCache(BlockCache):
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, (C + 1) T, D]: as stored, once for each class, then as they are."""
-        both = torch.cat((keys, values), dim=1)
+        both = join(keys, values)
         check_finite(both.detach(), layer)
         both = both + (storage_rounding(both, layer, 0) - both).detach()
         added = [torch.zeros_like(both, requires_grad=True) for _ in self.members]
         self.stored.append(both.detach())
         self.added.append(added)
-        # Taken apart by chunk, whose backward pass is one copy; that of a slice is zeros, a copy and a sum.
-        keys, values = torch.cat((*(both + zero for zero in added), both), dim=2).chunk(2, dim=1)
-        return keys, values
+        return part(torch.cat((*(both + zero for zero in added), both), dim=2), keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         return self.shown
@@ -145,12 +146,12 @@ class Scores:
 
 
 def block_gradients(
-    model: GPT, tokens: Tensor, probes: int, timings: Sequence[Timing], first_block: int = 0
+    model: Decoder, tokens: Tensor, probes: int, timings: Sequence[Timing], first_block: int = 0
 ) -> BlockGradients:
     """Gradients of blocks [B, T] that go through the model together: a forward pass, and a backward pass a probe."""
     cache = GradientCache(model, tokens.device, tokens.shape[1], timings)
     with torch.enable_grad():
-        logits = model(tokens, cache)
+        logits = model.logits(model.run_layers(model.embed(tokens), cache))
     scores = Scores(logits, first_block)
     stored = torch.stack(cache.stored)
     members = cache.members.T.to(stored.device, stored.dtype)
@@ -161,12 +162,12 @@ def block_gradients(
         of_classes = torch.stack(gradients).unflatten(0, (len(stored), -1))
         for timing, member in enumerate(members):
             found[timing, :, :, :, probe] = torch.einsum("c,lcbhtd->lbhtd", member, of_classes)
-    return BlockGradients(first_block, stored, found)
+    return BlockGradients(first_block, stored, found, model.shape.widths)
 
 
 @torch.no_grad()
 def window_gradients(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     probes: int,
     timings: Sequence[Timing],
@@ -177,9 +178,9 @@ def window_gradients(
     step = max(1, memory // graph_bytes(model, tokens.shape[1], probes, len(timings)))
     step = min(step, max(1, PASS_TOKENS[tokens.device.type] // tokens.shape[1]))
     for start in range(0, len(tokens), step):
-        part = tokens[start : start + step]
-        yield block_gradients(model, part, probes, timings, start)
-        progress((start + len(part)) / len(tokens))
+        blocks = tokens[start : start + step]
+        yield block_gradients(model, blocks, probes, timings, start)
+        progress((start + len(blocks)) / len(tokens))
 
 
 def project(
@@ -195,22 +196,22 @@ def project(
     probes, heads = found.gradients.shape[4], tensors // 2
     which = [[_place(timings, name, side) for name in precisions] for side in SIDES]
     projections = torch.empty(probes, blocks, layers, tensors, len(precisions), dtype=torch.float64)
-    trials = [(part, name) for part in PARTS for name in precisions]
-    wrong = {trial: torch.empty(layers, heads, blocks, dtype=torch.float64) for trial in trials}
+    changes = [(side, name) for side in PARTS for name in precisions]
+    wrong = {change: torch.empty(layers, heads, blocks, dtype=torch.float64) for change in changes}
     for layer, both in enumerate(found.stored):
         for index, name in enumerate(precisions):
-            error = read_back(both, name, layer, contexts) - both
+            error = read_back(both, name, layer, found.widths, contexts) - both
             for side, rows in enumerate((slice(0, heads), slice(heads, tensors))):
                 gradients = found.gradients[which[side][index], layer, :, rows].flatten(3)
                 product = gradients @ error[:, rows].flatten(2).unsqueeze(-1)
                 projections[:, :, layer, rows, index] = product.squeeze(-1).permute(2, 0, 1).cpu().double()
-            for part in PARTS:
-                wrong[part, name][layer] = relative_error(error, both, part).cpu()
+            for side in PARTS:
+                wrong[side, name][layer] = relative_error(error, both, side).cpu()
     return projections, wrong
 
 
 def window_projections(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     precisions: Sequence[str],
     probes: int,
@@ -232,21 +233,21 @@ def window_projections(
 def joined(parts: Iterable[tuple[Tensor, Error]]) -> tuple[Tensor, Error]:
     """Projections and errors of slices of a window as those of all of its blocks."""
     found, wrong = zip(*parts, strict=True)
-    return torch.cat(found, dim=1), {trial: torch.cat([each[trial] for each in wrong], dim=2) for trial in wrong[0]}
+    return torch.cat(found, dim=1), {change: torch.cat([each[change] for each in wrong], dim=2) for change in wrong[0]}
 
 
-def graph_bytes(model: GPT, tokens: int, probes: int, timings: int) -> int:
+def graph_bytes(model: Decoder, tokens: int, probes: int, timings: int) -> int:
     """Estimate of the memory that one block keeps for its backward passes, and of its gradients, in bytes.
 
     Activations of every layer (about 30 of width E a token, and the scores of attention over T positions as they are
     and T for each timing, three times), the gradients of every probe and timing, and of the logits four copies and two
     in FP64.
     """
-    config = model.config
-    size = model.lm_head.weight.element_size()
-    width = 30 + 2 * probes * timings + 4 * timings
-    layer = tokens * (width * config.embedding_dim + 3 * (1 + timings) * config.num_heads * tokens)
-    return size * config.num_layers * layer + (4 * size + 16) * tokens * config.vocab_size
+    shape, size = model.shape, model.dtype.itemsize
+    stored = 2 * shape.heads * max(shape.widths)
+    layer = tokens * (30 * shape.width + (probes * timings + 2 * timings) * stored)
+    layer += tokens * tokens * 3 * (1 + timings) * shape.query_heads
+    return size * shape.layers * layer + (4 * size + 16) * tokens * shape.vocabulary
 
 
 def _place(timings: Sequence[Timing], name: str, side: str) -> int:

@@ -10,6 +10,7 @@ Axes: P probes, B blocks, T tokens, L layers, H heads, D head width, W timings.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from kvstages.files import ledger
 from kvstages.files.atomic import tensor_stream
 from kvstages.measure.gradients import BlockGradients, Timing
+from kvstages.models.config import DecoderShape
 
 AXES = {
     "stored": ["layer", "tensor", "token", "channel"],
@@ -30,13 +32,15 @@ AXES = {
 
 @dataclass(frozen=True)
 class KeptGradients:
-    """A file of gradients: ``blocks`` and ``tokens`` of the ``window``, ``probes``, and ``timings``."""
+    """A file of gradients: ``blocks`` and ``tokens`` of the ``window``, ``probes``, ``timings``, and the ``widths`` of
+    keys and of values."""
 
     path: Path
     blocks: int
     probes: int
     timings: tuple[Timing, ...]
     tokens: int
+    widths: tuple[int, int]
     window: str
 
     def slices(self) -> Iterator[BlockGradients]:
@@ -46,31 +50,38 @@ class KeptGradients:
         with safe_open(self.path, framework="pt") as file:
             for block in range(self.blocks):
                 stored, gradients = (file.get_tensor(name).float() for name in _names(block))
-                yield BlockGradients(block, stored.unsqueeze(1), gradients.unsqueeze(2))
+                yield BlockGradients(block, stored.unsqueeze(1), gradients.unsqueeze(2), self.widths)
 
 
-def kept_bytes(shape: Sequence[int], blocks: int, probes: int, timings: int = 1) -> int:
-    """Bytes of the file's tensors; ``shape``: layers, keys and values, tokens, width [L, 2H, T, D] of a block."""
-    return 2 * blocks * (probes * timings + 1) * torch.Size(shape).numel()
+def block_shape(shape: DecoderShape, tokens: int) -> tuple[int, int, int, int]:
+    """What a decoder stores of a block: layers, keys and values, tokens, width [L, 2H, T, D]."""
+    return shape.layers, 2 * shape.heads, tokens, max(shape.widths)
+
+
+def kept_bytes(shape: DecoderShape, blocks: int, tokens: int, probes: int, timings: int = 1) -> int:
+    """Bytes of the file's tensors, for a window of so many blocks of so many tokens."""
+    return 2 * blocks * (probes * timings + 1) * math.prod(block_shape(shape, tokens))
 
 
 @contextmanager
 def keeping(
-    path: Path, shape: Sequence[int], blocks: int, probes: int, timings: Sequence[Timing], window: str
+    path: Path, shape: DecoderShape, tokens: Tensor, probes: int, timings: Sequence[Timing], window: str
 ) -> Iterator[Callable[[BlockGradients], None]]:
-    """A file to write the gradients of a window's blocks to, slice by slice; ``shape`` [L, 2H, T, D] of a block."""
-    layers, tensors, tokens, width = shape
+    """A file to write the gradients of a window's blocks [B, T] to, slice by slice."""
+    blocks, length = tokens.shape
     layout = {}
     for block in range(blocks):
         stored, gradients = _names(block)
-        layout[stored] = (layers, tensors, tokens, width)
-        layout[gradients] = (len(timings), layers, tensors, probes, tokens, width)
+        layout[stored] = block_shape(shape, length)
+        layers, tensors, *rest = layout[stored]
+        layout[gradients] = (len(timings), layers, tensors, probes, *rest)
     record = {
         "axes": AXES,
         "blocks": blocks,
         "probes": probes,
         "timings": [timing._asdict() for timing in timings],
-        "tokens": tokens,
+        "tokens": length,
+        "widths": list(shape.widths),
         "window": window,
     }
     with tensor_stream(path, layout, record) as append:
@@ -98,9 +109,9 @@ def read_kept(path: Path) -> KeptGradients:
         raise ValueError(f"{path}: no kept gradients; expected those of the stage gradients")
     try:
         timings = tuple(Timing(**timing) for timing in record["timings"])
-        kept = KeptGradients(
-            Path(path), record["blocks"], record["probes"], timings, record["tokens"], record["window"]
-        )
+        sizes = (record[key] for key in ("blocks", "probes"))
+        widths = tuple(record["widths"])
+        kept = KeptGradients(Path(path), *sizes, timings, record["tokens"], widths, record["window"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: kept gradients without {error}") from None
     expected = [name for block in range(kept.blocks) for name in _names(block)]

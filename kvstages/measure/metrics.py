@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,60 +15,141 @@ from torch import Tensor
 
 # Rows are taken a few at a time: on a CPU so that three FP64 copies stay in its cache, on a GPU to bound them.
 CHUNK_ELEMENTS = {"cpu": 40_000, "cuda": 1 << 25}
-# A sum of exponentials within these bounds is exact to rounding: no term has overflowed, and those that have
-# underflowed are too small to count.
-SAFE_TOTAL = (1e-150, 1e150)
+# A KL is the difference of an expectation and a logarithm, and good to about 1e-15 nats. Below this it is computed
+# anew, as a sum of terms that are never negative, which costs a second exponential.
+CLOSE = 1e-9
+# For |x| below this the series of exp(x) − 1 − x is exact to rounding; above it the subtraction is.
+SERIES = 1 / 32
+# Rows whose every |x| is below this need fewer terms of it.
+SHORT_SERIES = 1 / 4096
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """What turns logits into probabilities, exp(logit − largest) / total: FP64 [...] of logits [..., V]."""
+
+    largest: Tensor
+    total: Tensor
+
+    def at(self, where: slice | tuple[slice, ...]) -> Normalizer:
+        """That of some of the positions."""
+        return Normalizer(self.largest[where], self.total[where])
+
+    def cross_entropy(self, targets: Tensor) -> Tensor:
+        """−log p in nats of tokens with the logits ``targets`` [...]: FP64 [...].
+
+        From the largest logit: exact where the prediction is sure, and never below 0.
+        """
+        return self.total.log() + (self.largest - targets.double())
 
 
 @torch.no_grad()
-def exponential_sum(logits: Tensor, lowered: bool = False) -> Tensor:
-    """Σ exp of logits [..., V] in FP64: [...]. It may overflow or underflow, unless ``lowered`` (see ``_lower``)."""
+def normalizer(logits: Tensor) -> Normalizer:
+    """That of logits [..., V]."""
     flat = logits.reshape(-1, logits.shape[-1])
-    total = torch.empty(len(flat), dtype=torch.float64, device=logits.device)
-    for (rows,), (own,), (own_total,) in _chunks([flat], 1, [total]):
-        rows.copy_(own)
-        if lowered:
-            _lower(rows)
+    largest, total = torch.empty(2, len(flat), dtype=torch.float64, device=logits.device)
+    for (rows,), (own,), (own_largest, own_total) in _chunks([flat], 1, [largest, total]):
+        _lower(rows.copy_(own), own_largest, own.dtype == torch.float64)
         _sum_rows(rows.exp_(), own_total)
-    return total.view(logits.shape[:-1])
+    return Normalizer(largest.view(logits.shape[:-1]), total.view(logits.shape[:-1]))
 
 
 @torch.no_grad()
-def divergence(logits: Tensor, reference: Tensor, reference_total: Tensor | None = None) -> Tensor:
+def divergence(logits: Tensor, reference: Tensor, of_reference: Normalizer | None = None) -> Tensor:
     """D(p ‖ q) in nats for each position, FP64 [...], p the softmax of logits [..., V] and q of the reference.
 
-    For logits a and b and weights w = exp a: Σ w · (a − b) / Σ w − log(Σ w / Σ exp b). One exponential a logit, and
-    exactly 0 where a = b. ``reference_total``, the ``exponential_sum`` [...] of the reference, spares the sum over b
-    where one reference serves many. Logits may be any finite numbers: rows whose exponentials leave FP64 are taken
-    again with their largest logits moved to 0.
+    Never negative, and 0 only where p = q as far as FP64 tells. Any finite logits will do. ``of_reference``, the
+    reference's normalizer [...], spares its exponentials where one reference serves many.
     """
-    if reference_total is None:
-        reference_total = exponential_sum(reference)
-    width = logits.shape[-1]
-    flat, others, reference_total = logits.reshape(-1, width), reference.reshape(-1, width), reference_total.reshape(-1)
-    total, gap = _weighted_gap(flat, others)
-    result = gap - _log_ratio(total, reference_total)
-    unsafe = _unsafe(total) | _unsafe(reference_total)
-    if unsafe.any():
-        flat, others = flat[unsafe], others[unsafe]
-        total, gap = _weighted_gap(flat, others, lowered=True)
-        result[unsafe] = gap - _log_ratio(total, exponential_sum(others, lowered=True))
-    return result.view(logits.shape[:-1])
+    return divergence_and_normalizer(logits, reference, of_reference)[0]
 
 
-def _weighted_gap(logits: Tensor, reference: Tensor, lowered: bool = False) -> tuple[Tensor, Tensor]:
-    """Σ w and Σ w · (a − b) / Σ w with w = exp a, for each row of logits a and b [N, V]: FP64 [N]."""
-    total, gap = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
-    for (rows, others, weights), (own, other), (own_total, own_gap) in _chunks([logits, reference], 3, [total, gap]):
-        rows.copy_(own)
-        others.copy_(other)
-        if lowered:
-            _lower(rows)
-            _lower(others)
+@torch.no_grad()
+def divergence_and_normalizer(
+    logits: Tensor, reference: Tensor, of_reference: Normalizer | None = None
+) -> tuple[Tensor, Normalizer]:
+    """``divergence``, and the normalizer of the logits, which the same exponentials give: FP64 [...].
+
+    With a and b the logits less their row's largest and weights w = exp a, D(p ‖ q) is
+    Σ w · (a − b) / Σ w − log(Σ w / Σ exp b). Where the two are close it is taken from ``_close_divergence``.
+    """
+    own, gap = _expected_gap(logits, reference)
+    other = normalizer(reference) if of_reference is None else of_reference
+    return _divergence(logits, reference, own, other, gap), own
+
+
+def _divergence(logits: Tensor, reference: Tensor, own: Normalizer, other: Normalizer, gap: Tensor) -> Tensor:
+    """D(p ‖ q) [...] from both normalizers and the expected gap Σ w · (a − b) / Σ w [...]."""
+    result = (gap - _log_ratio(own.total, other.total)).view(-1)
+    close = (result < CLOSE).nonzero().squeeze(1)
+    if len(close):
+        width = logits.shape[-1]
+        flat, others = logits.reshape(-1, width), reference.reshape(-1, width)
+        rows = min(len(close), max(1, CHUNK_ELEMENTS[logits.device.type] // width))
+        room = torch.empty(4, rows, width, dtype=torch.float64, device=logits.device)
+        for part in close.split(rows):
+            result[part] = _close_divergence(flat[part], others[part], room[:, : len(part)])
+    return result.view(gap.shape)
+
+
+def _close_divergence(logits: Tensor, reference: Tensor, room: Tensor) -> Tensor:
+    """D(p ‖ q) of rows [n, V], exact to rounding however close they are: FP64 [n]; ``room`` FP64 [4, n, V].
+
+    For d = b − a, D(p ‖ q) = log Σ p exp d − Σ p d, whatever constant is added to d. With δ = d − Σ p d, whose
+    expectation is 0, that is log(1 + Σ p φ(δ)), φ(x) = exp(x) − 1 − x: no term is negative, and none is lost beside a
+    larger one of the other sign.
+    """
+    own, other, x, terms = room.unbind()
+    total, mean, above, unused = torch.empty(4, len(own), dtype=torch.float64, device=own.device)
+    _lower(own.copy_(logits), unused, logits.dtype == torch.float64)
+    _lower(other.copy_(reference), unused, reference.dtype == torch.float64)
+    torch.sub(other, own, out=x)
+    weights = own.exp_()
+    _sum_rows(weights, total)
+    _sum_rows(torch.mul(weights, x, out=terms), mean)
+    shift = mean.div_(total).unsqueeze(-1)
+    x.sub_(shift)
+    # Row by row, so that no row's result depends on those beside it.
+    short = torch.abs(x, out=terms).amax(dim=-1) < SHORT_SERIES
+    _series(x, 5, terms).mul_(weights)
+    if not short.all():
+        terms[~short] = _above_tangent(x[~short], weights[~short], other.sub_(shift)[~short])
+    _sum_rows(terms, above)
+    return above.div_(total).log1p_()
+
+
+def _series(x: Tensor, order: int, out: Tensor) -> Tensor:
+    """φ(x) = exp(x) − 1 − x as its Taylor series up to x to the power ``order``."""
+    out.fill_(1 / math.factorial(order))
+    for power in range(order - 1, 1, -1):
+        out.mul_(x).add_(1 / math.factorial(power))
+    return out.mul_(x).mul_(x)
+
+
+def _above_tangent(x: Tensor, weights: Tensor, logits: Tensor) -> Tensor:
+    """w · φ(x), φ(x) = exp(x) − 1 − x being by how much exp lies above its tangent at 0; w · exp(x) = exp(logits)."""
+    series = _series(x.clamp(-SERIES, SERIES), 8, torch.empty_like(x)).mul_(weights)
+    # Where w is too small for FP64, exp(x) may be too large for it: their product is neither.
+    far = torch.where(x < 1, torch.expm1(x).sub_(x).mul_(weights), logits.exp().sub_(weights * (1 + x)))
+    return torch.where(x.abs() <= SERIES, series, far)
+
+
+def _expected_gap(logits: Tensor, reference: Tensor) -> tuple[Normalizer, Tensor]:
+    """The logits' normalizer, and Σ w · (a − b) / Σ w (see ``divergence_and_normalizer``): FP64 [...] of [..., V]."""
+    flat = [each.reshape(-1, each.shape[-1]) for each in (logits, reference)]
+    largest, total, gap = torch.empty(3, len(flat[0]), dtype=torch.float64, device=logits.device)
+    unused = torch.empty_like(gap)
+    for (rows, others, weights), (own, other), (own_largest, own_total, own_gap, spare) in _chunks(
+        flat, 3, [largest, total, gap, unused]
+    ):
+        _lower(rows.copy_(own), own_largest, own.dtype == torch.float64)
+        _lower(others.copy_(other), spare, other.dtype == torch.float64)
         torch.exp(rows, out=weights)
         _sum_rows(weights, own_total)
         _sum_rows(rows.sub_(others).mul_(weights), own_gap)
-    return total, gap.div_(total)
+    gap.div_(total)
+    shape = logits.shape[:-1]
+    return Normalizer(largest.view(shape), total.view(shape)), gap.view(shape)
 
 
 def _chunks(
@@ -95,14 +177,15 @@ def _sum_rows(rows: Tensor, out: Tensor) -> None:
         out.copy_(rows.expand(2, -1).sum(dim=-1)[:1])
 
 
-def _lower(rows: Tensor) -> None:
-    """Move the largest logit of each row to 0, in place; differences beyond FP64 become the largest it has."""
-    rows.sub_(rows.amax(dim=-1, keepdim=True)).clamp_(min=-torch.finfo(torch.float64).max)
+def _lower(rows: Tensor, largest: Tensor, wide: bool) -> None:
+    """Move the largest logit of each row [n, V] to 0, in place, and keep it in ``largest`` [n].
 
-
-def _unsafe(total: Tensor) -> Tensor:
-    """Sums of exponentials that may have overflowed or underflowed, or are not numbers."""
-    return ~((total > SAFE_TOTAL[0]) & (total < SAFE_TOTAL[1]))
+    Differences beyond FP64 become the largest that it has; there are some only where logits are ``wide``, FP64.
+    """
+    torch.amax(rows, dim=-1, out=largest)
+    rows.sub_(largest.unsqueeze(-1))
+    if wide:
+        rows.clamp_(min=-torch.finfo(torch.float64).max)
 
 
 def _log_ratio(total: Tensor, other: Tensor) -> Tensor:
@@ -111,37 +194,34 @@ def _log_ratio(total: Tensor, other: Tensor) -> Tensor:
     return torch.where(near, ((total - other) / other).log1p_(), total.log() - other.log())
 
 
+def target_logits(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Logits [...] of one token id [...] a position, out of logits [..., V]."""
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
 @torch.no_grad()
-def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross entropy in nats of token t + 1 at position t: logits [B, T, V], token ids [B, T]; FP64 [B, T − 1].
-
-    From the largest logit: exact where the prediction is sure, and never below 0.
-    """
-    logits = logits[:, :-1]
-    targets = logits.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
-    below = logits.amax(dim=-1).double() - targets.double()
-    return exponential_sum(logits, lowered=True).log_() + below
-
-
-def position_metrics(logits: Tensor, reference: Tensor, tokens: Tensor) -> dict[str, np.ndarray]:
-    """Metrics of each position of blocks: logits and reference [B, T, V], token ids [B, T]; arrays [B, T].
+def position_metrics(logits: Tensor, reference: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
+    """Metrics of each position: logits and reference [..., V], the token id [...] that follows it; arrays [...].
 
     kl and reverse_kl, D(p ‖ q) and D(q ‖ p) of the policy's p and the reference's q; agrees (both argmaxes are the same
-    token); logit_deviation (largest absolute difference). Of the true next token, and so NaN at the last position:
-    cross_entropy and reference_cross_entropy, and delta_p, its probability under the policy minus under the reference.
+    token); logit_deviation (largest absolute difference). Of the token that follows: cross_entropy and
+    reference_cross_entropy, and delta_p, its probability under the policy minus under the reference. An id below 0
+    stands for none: these three are NaN there.
     """
-    own, other = (
-        torch.nn.functional.pad(cross_entropy(scores, tokens.to(scores.device)), (0, 1), value=math.nan)
-        for scores in (logits, reference)
-    )
+    (own, gap), (other, other_gap) = _expected_gap(logits, reference), _expected_gap(reference, logits)
+    known = targets >= 0
+    entropies = [
+        each.cross_entropy(target_logits(scores, targets.clamp(min=0))).where(known, math.nan)
+        for each, scores in ((own, logits), (other, reference))
+    ]
     metrics = {
-        "kl": divergence(logits, reference),
-        "reverse_kl": divergence(reference, logits),
+        "kl": _divergence(logits, reference, own, other, gap),
+        "reverse_kl": _divergence(reference, logits, other, own, other_gap),
         "agrees": logits.argmax(dim=-1) == reference.argmax(dim=-1),
         "logit_deviation": _largest_gap(logits, reference),
-        "cross_entropy": own,
-        "reference_cross_entropy": other,
-        "delta_p": (-own).exp() - (-other).exp(),
+        "cross_entropy": entropies[0],
+        "reference_cross_entropy": entropies[1],
+        "delta_p": (-entropies[0]).exp() - (-entropies[1]).exp(),
     }
     return {name: values.cpu().numpy() for name, values in metrics.items()}
 

@@ -1,90 +1,103 @@
-"""Single-unit interventions: one head of one layer, or its keys or values, at another precision (docs/method.md,
-"Sensitivity").
+"""Interventions on single units: one head of one layer, or its keys or values, at another precision.
 
-Every other tensor stays as in a base policy: all BF16 for a study's sensitivities, or a policy around which moves are
-measured again. Below the intervened layer nothing changes, so the sweep of layer l starts from the base's hidden
-states there. The layer's keys and values are the base's too; only what its attention reads back differs. So one cache
-per part and precision, with *all* heads changed, serves every intervention of the layer: the variant takes its
-head's output from it and the others from the base. Above the layer all caches are the base's, and the variants, with
-the base as the first of them, are rows of the same batches: an intervention that changes nothing measures a KL of
-exactly 0.
+docs/method.md, "Sensitivity". Every other tensor stays as in a base policy: all BF16 for a study's sensitivities, or a
+policy around which moves are measured again. Below the intervened layer nothing changes, so the sweep of layer l
+starts from the base's hidden states there. The layer's keys and values are the base's too; only what its attention
+reads back differs. So one cache per part and precision, with *all* heads changed, serves every intervention of the
+layer: the intervention takes its head's keys and values from it and the others from the base. Above the layer all
+caches are the base's, and interventions are rows of the same batches.
 
-In FP32 arithmetic all variants share the reference's rounding of keys and values to BF16 (see ``rounding``).
+A row of a matrix product may depend, in its last digits, on where in the batch it stands. So what is the base's is
+taken from the base: the KL of a position is the base's own where no earlier position of its block reads back
+otherwise. An intervention that changes nothing therefore measures exactly what the base does, which is 0 where the
+base is the reference, on every processor. What such digits do to all others is part of what the control intervention
+measures, the floor.
+
+In FP32 arithmetic all interventions share the reference's rounding of keys and values to BF16 (see ``rounding``).
+Axes: B blocks, T tokens, H KV heads, E hidden width, V vocabulary, n interventions of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvstages.cache.interventions import read_back
-from kvstages.cache.offsets import Contexts
 from kvstages.cache.one_pass import BlockCache, DenseBlockCache
-from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
-from kvstages.measure.execution import PASS_TOKENS, block_bytes, blocks_per_pass, dense_grid, window_logits
-from kvstages.measure.metrics import divergence, exponential_sum
+from kvstages.measure.execution import (
+    PASS_TOKENS,
+    dense_grid,
+    packed_cache,
+    position_slices,
+    state_bytes,
+    window_states,
+)
+from kvstages.measure.metrics import Normalizer, divergence, normalizer
 from kvstages.measure.setting import Setting
-from kvstages.models.gpt2_nano import GPT, attend_through
+from kvstages.models.decoder import Cache, Decoder
 
-# A part of a head and the precision to try on it; every head of a layer is tried.
-Trial = tuple[str, str]
+# A part of a head and the precision that it gets; every head of a layer is changed so in turn.
+Change = tuple[str, str]
 
 
-class Variant(NamedTuple):
-    """One row of the batch: the head whose part is changed, and how; the base changes none."""
+class Intervention(NamedTuple):
+    """One row of the batch: the head whose part is changed, and how; the base changes none. A decoder's ``Choice``."""
 
     head: int
-    trial: Trial | None
+    change: Change | None
 
 
-BASE = Variant(-1, None)
+BASE = Intervention(-1, None)
 
 
 @dataclass(frozen=True)
 class LayerSweep:
     """What one layer's sweep measures; FP64, B blocks.
 
-    ``kl``: mean KL over the positions of each block, {trial: [H, B]} in nats. ``base_kl``: that of the base [B], 0
-    where the base is the reference. ``error``: what the trial does to the tensors themselves, Σ ‖x̂ − x‖² / Σ ‖x‖²
-    over a block, keys and values added up, {trial: [H, B]}.
+    ``kl``: mean KL over the positions of each block, {change: [H, B]} in nats. ``base_kl``: that of the base [B], 0
+    where the base is the reference. ``error``: what the change does to the tensors themselves, Σ ‖x̂ − x‖² / Σ ‖x‖²
+    over a block, keys and values added up, {change: [H, B]}.
     """
 
-    kl: dict[Trial, Tensor]
+    kl: dict[Change, Tensor]
     base_kl: Tensor
-    error: dict[Trial, Tensor]
+    error: dict[Change, Tensor]
 
 
 @torch.no_grad()
 def sweep_layer(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     layer: int,
-    trials: Sequence[Trial],
+    changes: Sequence[Change],
     setting: Setting,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
     base: PrecisionGrid | None = None,
 ) -> LayerSweep:
-    """Measure every trial on every head of ``layer``, token ids [B, T]; always against the unquantized reference.
+    """Measure every change of every head of ``layer``, token ids [B, T]; always against the unquantized reference.
 
-    ``memory`` bounds (in bytes) what goes through the model together: blocks and variants that do not fit follow in
-    further passes. ``base`` is the policy around which to measure; None: all BF16. ValueError if the model has no such
-    layer.
+    ``memory`` bounds (in bytes) what goes through the model together: blocks, interventions and positions that do not
+    fit follow in further passes. ``base`` is the policy around which to measure; None: all BF16. ValueError if the
+    model has no such layer, or where a KL is no finite number.
     """
-    if not 0 <= layer < model.config.num_layers:
-        raise ValueError(f"layer {layer}: the model has layers 0 to {model.config.num_layers - 1}")
-    heads = model.config.num_heads
-    variants = [BASE, *(Variant(head, trial) for trial in trials for head in range(heads))]
-    kl = {trial: torch.zeros(heads, len(tokens), dtype=torch.float64) for trial in trials}
-    error = {trial: torch.zeros(heads, len(tokens), dtype=torch.float64) for trial in trials}
+    if not 0 <= layer < model.shape.layers:
+        raise ValueError(f"layer {layer}: the model has layers 0 to {model.shape.layers - 1}")
+    heads = model.shape.heads
+    interventions = [BASE, *(Intervention(head, change) for change in changes for head in range(heads))]
+    kl = {change: torch.zeros(heads, len(tokens), dtype=torch.float64) for change in changes}
+    error = {change: torch.zeros(heads, len(tokens), dtype=torch.float64) for change in changes}
     base_kl = torch.zeros(len(tokens), dtype=torch.float64)
-    step = blocks_per_pass(model, *tokens.shape, setting.execution, memory)
+    each = sweep_bytes(model, tokens.shape[1], setting.execution, len(changes))
+    step = _fitting(len(tokens), tokens.shape[1], each, setting.execution, tokens.device, memory)
     for start in range(0, len(tokens), step):
         part = tokens[start : start + step]
         rows = slice(start, start + len(part))
@@ -94,24 +107,29 @@ def sweep_layer(
         shares = setting.dtype != STORAGE
         last = None if shares else layer + 1
         model.run_layers(below, DenseBlockCache(part.device, recorded), first=layer, last=last)
-        for trial in trials:
-            error[trial][:, rows] = reconstruction_error(recorded.stored, *trial, layer, model.contexts).cpu()
+        for name in dict.fromkeys(name for _, name in changes):
+            back = read_back(recorded.stored, name, layer, model.shape.widths, model.contexts)
+            for change in (change for change in changes if change[1] == name):
+                error[change][:, rows] = relative_error(back - recorded.stored, recorded.stored, change[0]).cpu()
         rounding = storage_rounding
         if shares:
             rounding = SharedRounding(recorded.errors, same=layer if base is None else -1)
-        for variant, found in _sweep_blocks(model, part, layer, variants, setting, memory, base, rounding, below):
-            mean = found.mean(dim=1).cpu()
-            if variant.trial is None:
+        found = _sweep_blocks(model, part, layer, interventions, setting, memory, base, rounding, below)
+        for done, (intervention, mean) in enumerate(found):
+            wrong = (~torch.isfinite(mean)).nonzero()
+            if len(wrong):
+                head, change = intervention
+                what = "the base" if change is None else f"head {head}, {' '.join(change)}"
+                raise ValueError(
+                    f"layer {layer}, {what}: the KL of block {start + int(wrong[0])} is {float(mean[wrong[0]])}, "
+                    "expected a finite number: does the model give finite logits?"
+                )
+            if intervention.change is None:
                 base_kl[rows] = mean
             else:
-                kl[variant.trial][variant.head, rows] = mean
-            progress((start + len(part) * (variants.index(variant) + 1) / len(variants)) / len(tokens))
+                kl[intervention.change][intervention.head, rows] = mean
+            progress((start + len(part) * min(1.0, (done + 1) / len(interventions))) / len(tokens))
     return LayerSweep(kl, base_kl, error)
-
-
-def reconstruction_error(both: Tensor, part: str, name: str, layer: int, contexts: Contexts | None = None) -> Tensor:
-    """Relative squared error of a precision (or control) on stored keys and values [B, 2H, T, D]: FP64 [H, B]."""
-    return relative_error(read_back(both, name, layer, contexts) - both, both, part)
 
 
 def relative_error(error: Tensor, both: Tensor, part: str) -> Tensor:
@@ -123,136 +141,204 @@ def relative_error(error: Tensor, both: Tensor, part: str) -> Tensor:
     return {"k": keys, "v": values, "kv": keys + values}[part]
 
 
+def sweep_bytes(model: Decoder, tokens: int, execution: str, changes: int) -> int:
+    """Estimate of the memory that one block of a sweep takes beside its logits, in bytes.
+
+    One intervention on its way through the layers; the recorded roundings of all layers; what the layer reads back
+    under each change. ``token-by-token`` also keeps the state of every intervention after the layer.
+    """
+    shape, size = model.shape, model.dtype.itemsize
+    values = tokens * size * shape.heads * sum(shape.widths)
+    kept = values * (2 * shape.layers + 4 * (changes + 1))
+    if execution == "token-by-token":
+        kept += tokens * size * shape.width * (1 + changes * shape.heads)
+    return state_bytes(model, tokens, execution) + kept
+
+
+def _fitting(rows: int, tokens: int, each: int, execution: str, device: torch.device, memory: int) -> int:
+    """How many of ``rows`` blocks or interventions, of so many tokens and bytes each, go through layers together."""
+    fitting = max(1, memory // 2 // each)
+    if execution == "one-pass":
+        fitting = min(fitting, max(1, PASS_TOKENS[device.type] // tokens))
+    return min(rows, fitting)
+
+
+class Reference:
+    """Logits of the unquantized decoder from its states x [B, T, E], a slice of positions at a time.
+
+    Kept while all of them fit a quarter of ``memory`` (bytes), else computed anew for each group of interventions.
+    """
+
+    def __init__(self, model: Decoder, x: Tensor, memory: int):
+        self.model, self.x = model, x
+        size = x.shape[0] * x.shape[1] * model.shape.vocabulary * model.dtype.itemsize
+        self.keeps = size <= memory // 4
+        self.logits: dict[int, Tensor] = {}
+        self.normalizers: dict[int, Normalizer] = {}
+
+    def at(self, positions: slice) -> tuple[Tensor, Normalizer]:
+        """Logits [B, t, V] and their normalizer [B, t]."""
+        logits = self.logits.get(positions.start)
+        if logits is None:
+            logits = self.model.logits(self.x[:, positions])
+        if self.keeps:
+            self.logits[positions.start] = logits
+        if positions.start not in self.normalizers:
+            self.normalizers[positions.start] = normalizer(logits)
+        return logits, self.normalizers[positions.start]
+
+
+class Watched:
+    """A cache, and whether what it gives back of each position is what the base's gives back."""
+
+    def __init__(self, cache: Cache, base: Watched | None = None):
+        self.cache, self.base = cache, base
+        self.same: list[Tensor] = []
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """As the cache does it; the base's must have been updated before."""
+        read = self.cache.update(keys, values, layer)
+        if self.base is None:
+            self.read = read
+            return read
+        # The last positions read are the new ones as they are; those before them have come to be read just now.
+        seen, new = read[0].shape[2], keys.shape[2]
+        stored = slice(max(0, seen - 2 * new), seen - new)
+        pairs = zip(read, self.base.read, strict=True)
+        one, other = ((own[:, :, stored] == base[:, :, stored]).all(dim=-1) for own, base in pairs)
+        self.same.append(one & other)
+        return read
+
+    def mask(self, new: int, layer: int) -> Tensor | None:
+        return self.cache.mask(new, layer)
+
+    def seen(self, layer: int = 0) -> int:
+        return self.cache.seen(layer)
+
+    def unchanged(self, head: int, tokens: int) -> Tensor:
+        """Whether a position's logits are the base's if ``head`` alone reads back from here: bool [B, T].
+
+        They are where no earlier position of the block reads back otherwise.
+        """
+        same = torch.cat(self.same, dim=2)[:, head, : tokens - 1]
+        return F.pad(same.int().cumprod(dim=1), (1, 0), value=1).bool()
+
+
 def _sweep_blocks(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     layer: int,
-    variants: list[Variant],
+    interventions: list[Intervention],
     setting: Setting,
     memory: int,
     base: PrecisionGrid | None,
     rounding: Rounding,
     below: Tensor,
-) -> Iterator[tuple[Variant, Tensor]]:
-    """KL [B, T] of every variant of ``layer`` on blocks that fit together."""
-    groups = _groups(model, tokens, variants, setting.execution, memory)
-    run = _one_pass_logits if setting.execution == "one-pass" else _token_by_token_logits
-    reference = torch.empty(*tokens.shape, model.config.vocab_size, dtype=setting.dtype, device=tokens.device)
-    total = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
+) -> Iterator[tuple[Intervention, Tensor]]:
+    """Mean KL [B] of every intervention on ``layer``, the base first, on blocks that fit together.
+
+    ``below``: the reference's states [B, T, E] before the layer, the base's too where it is unquantized.
+    """
+    blocks, length = tokens.shape
+    groups = _groups(model, tokens, interventions, setting.execution, memory)
+    slices = position_slices(model, len(groups[0]) * blocks, length, memory)
+    # With a shared rounding error, unquantized values are BF16 in the reference alone: they are kept as they come.
+    storage = STORAGE if rounding is storage_rounding else setting.dtype
+    around = base or dense_grid(model)
+
+    def cache(grid: PrecisionGrid, rows: int) -> Cache:
+        if setting.execution == "one-pass":
+            return BlockCache(grid, tokens.device, rounding, model.contexts)
+        return packed_cache(model, grid, rows, length, rounding, storage)
+
+    watched: dict[Change | None, Watched] = {None: Watched(cache(around, blocks))}
+    for change in dict.fromkeys(each.change for each in interventions if each.change is not None):
+        watched[change] = Watched(cache(around.with_layer(layer, *change), blocks), watched[None])
+    reference = None
     if base is not None:
-        for blocks, logits in window_logits(model, tokens, dense_grid(model), setting, memory):
-            reference[blocks] = logits
-        total = exponential_sum(reference)
-    kl = torch.empty(len(variants), *tokens.shape, dtype=torch.float64, device=tokens.device)
-    for where, group, logits in run(model, tokens, layer, groups, setting, base, rounding, below):
-        if base is None and group is groups[0]:
-            reference[:, where], total[:, where] = logits[0], exponential_sum(logits[0])
-        for variant, own in zip(group, logits, strict=True):
-            index = variants.index(variant)
-            kl[index, :, where] = divergence(own, reference[:, where], total[:, where])
-            if where.stop == tokens.shape[1]:
-                yield variant, kl[index]
+        states = [x for _, x in window_states(model, tokens, dense_grid(model), setting, memory)]
+        reference = Reference(model, torch.cat(states), memory)
+    if setting.execution == "token-by-token":
+        above = partial(cache, around)
+        run = _token_by_token_states(model, tokens, layer, groups, watched, above)
+    else:
+        # Around the intervened layer an unquantized base needs no past apart from the present, only causal attention.
+        through = DenseBlockCache(tokens.device, rounding) if base is None else cache(base, blocks)
+        if base is not None:
+            below = model.run_layers(model.embed(tokens), through, last=layer)
+        run = _one_pass_states(model, below, layer, groups, watched, through)
+    of_base = torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
+    for group, x in zip(groups, run, strict=True):
+        x = x.unflatten(0, (len(group), -1))
+        if reference is None:
+            reference = Reference(model, x[0], memory)
+        kl = torch.empty(x.shape[:3], dtype=torch.float64, device=x.device)
+        for positions in slices:
+            logits, of_logits = reference.at(positions)
+            own = model.logits(x[:, :, positions].flatten(0, 1)).unflatten(0, (len(group), -1))
+            for index in range(len(group)):
+                kl[index, :, positions] = divergence(own[index], logits, of_logits)
+        if group is groups[0] and base is not None:
+            of_base = kl[0].clone()
+        for index, (head, change) in enumerate(group):
+            if change is None:
+                kl[index] = of_base
+            else:
+                kl[index] = torch.where(watched[change].unchanged(head, length), of_base, kl[index])
+            yield group[index], kl[index].mean(dim=1).cpu()
 
 
-def _groups(model: GPT, tokens: Tensor, variants: list[Variant], execution: str, memory: int) -> list[list[Variant]]:
-    """Variants that go through the model together.
+def _groups(
+    model: Decoder, tokens: Tensor, interventions: list[Intervention], execution: str, memory: int
+) -> list[list[Intervention]]:
+    """Interventions that go through the model together.
 
-    All groups have the same size (the last is filled up with the base), so that each variant meets the same batch
+    All groups have the same size (the last is filled up with the base), so that each intervention meets the same batch
     shape as the base, which opens the first.
     """
     blocks, length = tokens.shape
-    size = max(1, memory // (blocks * block_bytes(model, length, execution)))
-    if execution == "one-pass":
-        size = min(size, max(1, PASS_TOKENS[tokens.device.type] // (blocks * length)))
-    size = min(size, len(variants))
-    groups = [variants[start : start + size] for start in range(0, len(variants), size)]
+    each = blocks * state_bytes(model, length, execution)
+    size = _fitting(len(interventions), blocks * length, each, execution, tokens.device, memory)
+    groups = [interventions[start : start + size] for start in range(0, len(interventions), size)]
     groups[-1] = groups[-1] + [BASE] * (size - len(groups[-1]))
     return groups
 
 
-def _mix(outputs: dict[Trial | None, Tensor], group: Sequence[Variant]) -> Tensor:
-    """Heads' outputs [n · B, H, T, D] of n variants, from those of whole layers {trial: [B, H, T, D]}."""
-    stacked = outputs[None].repeat(len(group), 1, 1, 1).unflatten(0, (len(group), -1))
-    for index, (head, trial) in enumerate(group):
-        if trial is not None:
-            stacked[index, :, head] = outputs[trial][:, head]
-    return stacked.flatten(0, 1)
+def _one_pass_states(
+    model: Decoder,
+    below: Tensor,
+    layer: int,
+    groups: list[list[Intervention]],
+    watched: Mapping[Change | None, Cache],
+    around: Cache,
+) -> Iterator[Tensor]:
+    """States [n · B, T, E] after the last layer of each group of n interventions, all positions in one pass.
+
+    ``below``: the base's states [B, T, E] before the layer; ``around``: the cache of the layers above.
+    """
+    states = model.branch(below, layer, watched)
+    for group in groups:
+        yield model.run_layers(states(group), around, first=layer + 1)
 
 
-def _layer_grids(base: PrecisionGrid, layer: int, groups: list[list[Variant]]) -> dict[Trial | None, PrecisionGrid]:
-    """The base's grid (under None), and one with each trial on all heads of ``layer``."""
-    trials = dict.fromkeys(variant.trial for group in groups for variant in group if variant.trial is not None)
-    return {None: base, **{trial: base.with_layer(layer, *trial) for trial in trials}}
-
-
-def _one_pass_logits(
-    model: GPT,
+def _token_by_token_states(
+    model: Decoder,
     tokens: Tensor,
     layer: int,
-    groups: list[list[Variant]],
-    setting: Setting,
-    base: PrecisionGrid | None,
-    rounding: Rounding,
-    below: Tensor,
-) -> Iterator[tuple[slice, list[Variant], Tensor]]:
-    """Logits [n, B, T, V] of each group of n variants, all positions in one pass.
+    groups: list[list[Intervention]],
+    watched: Mapping[Change | None, Cache],
+    above: Callable[[int], Cache],
+) -> Iterator[Tensor]:
+    """States [n · B, T, E] after the last layer of each group of n interventions, position by position.
 
-    ``below``: the reference's hidden states [B, T, E] where the layer begins, the base's too where it is unquantized.
+    What the intervened layer reads is the base's, up to the change, and the same for all groups: its outputs are
+    computed first and kept, and each group then starts from them. ``above``: a new cache of so many rows.
     """
-    device = tokens.device
-    # Around the intervened layer an unquantized base needs no past apart from the present, only causal attention.
-    around = DenseBlockCache(device, rounding) if base is None else BlockCache(base, device, rounding, model.contexts)
-    if base is not None:
-        below = model.run_layers(model.embed(tokens), around, last=layer)
-    block = model.blocks[layer]
-    projections = block.projections(below)
-    outputs = {
-        trial: attend_through(BlockCache(grid, device, rounding, model.contexts), *projections, layer)
-        for trial, grid in _layer_grids(base or dense_grid(model), layer, groups).items()
-    }
-    for group in groups:
-        x = block.finish(below.repeat(len(group), 1, 1), _mix(outputs, group))
-        x = model.run_layers(x, around, first=layer + 1)
-        yield slice(0, tokens.shape[1]), group, model.lm_head(x).unflatten(0, (len(group), -1))
-
-
-def _token_by_token_logits(
-    model: GPT,
-    tokens: Tensor,
-    layer: int,
-    groups: list[list[Variant]],
-    setting: Setting,
-    base: PrecisionGrid | None,
-    rounding: Rounding,
-    below: Tensor,
-) -> Iterator[tuple[slice, list[Variant], Tensor]]:
-    """Logits [n, B, 1, V] of each group of n variants, position by position through packed caches.
-
-    The intervened layer's inputs and outputs are the base's and the same for all groups: they are run once and kept,
-    and each group then starts from them. ``below`` comes from another path and is not used.
-    """
-    blocks, length = tokens.shape
-    base = base or dense_grid(model)
-    # With a shared rounding error, unquantized values are BF16 in the reference alone: they are kept as they come.
-    storage = STORAGE if rounding is storage_rounding else setting.dtype
-
-    def cache(grid: PrecisionGrid, rows: int) -> PackedCache:
-        width = model.config.head_dim
-        return PackedCache(
-            grid, rows, width, setting.dtype, length, True, tokens.device, rounding, storage, model.contexts
-        )
-
-    caches = {trial: cache(grid, blocks) for trial, grid in _layer_grids(base, layer, groups).items()}
-    block = model.blocks[layer]
-    starts = []
-    for position in range(length):
-        x = model.run_layers(model.embed(tokens[:, position : position + 1], position), caches[None], last=layer)
-        projections = block.projections(x)
-        outputs = {trial: attend_through(each, *projections, layer) for trial, each in caches.items()}
-        starts.append((x, outputs))
-    for group in groups:
-        above = cache(base, len(group) * blocks)
-        for position, (x, outputs) in enumerate(starts):
-            x = block.finish(x.repeat(len(group), 1, 1), _mix(outputs, group))
-            x = model.run_layers(x, above, first=layer + 1)
-            yield slice(position, position + 1), group, model.lm_head(x).unflatten(0, (len(group), -1))
+    starts: list[list[Tensor]] = []
+    for position in range(tokens.shape[1]):
+        x = model.run_layers(model.embed(tokens[:, position : position + 1], position), watched[None], last=layer)
+        states = model.branch(x, layer, watched)
+        starts.append([states(group) for group in groups])
+    for index, group in enumerate(groups):
+        cache = above(len(group) * len(tokens))
+        yield torch.cat([model.run_layers(each[index], cache, first=layer + 1) for each in starts], dim=1)

@@ -22,8 +22,34 @@ LARGEST_SIZE = 1 << 24
 
 
 @dataclass(frozen=True)
+class DecoderShape:
+    """What there is to measure in a decoder of any family: in each layer as many KV heads, of these widths.
+
+    ``context`` is the longest text for which every layer attends to every token before. ``width`` is that of the hidden
+    states, and ``query_heads`` attend to the KV heads; both serve estimates of memory alone.
+    """
+
+    layers: int
+    heads: int
+    key_width: int
+    value_width: int
+    vocabulary: int
+    context: int
+    width: int
+    query_heads: int
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Width of a head's keys and of its values."""
+        return self.key_width, self.value_width
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class GPTConfig:
-    """Shape of a decoder; the keys are those of the published checkpoint's ``config``."""
+    """Shape of gpt2-nano; the keys are those of the published checkpoint's ``config``."""
 
     vocab_size: int
     context_len: int
@@ -34,6 +60,20 @@ class GPTConfig:
     @property
     def head_dim(self) -> int:
         return self.embedding_dim // self.num_heads
+
+    @property
+    def shape(self) -> DecoderShape:
+        """The same in the terms of all families."""
+        return DecoderShape(
+            layers=self.num_layers,
+            heads=self.num_heads,
+            key_width=self.head_dim,
+            value_width=self.head_dim,
+            vocabulary=self.vocab_size,
+            context=self.context_len,
+            width=self.embedding_dim,
+            query_heads=self.num_heads,
+        )
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -70,6 +110,14 @@ def check_config(path: Path, config: Any) -> GPTConfig:
     if shape.embedding_dim % 2:
         raise ValueError(f"{path}: config embedding_dim {shape.embedding_dim} is odd; positions need sine and cosine")
     return shape
+
+
+def read_shape(path: Path) -> DecoderShape:
+    """Shape of the decoder of a model file of this project, or of a folder that holds the record of one.
+
+    ValueError names the path and what is wrong with it.
+    """
+    return read_config(path).shape
 
 
 def read_config(path: Path) -> GPTConfig:

@@ -11,47 +11,18 @@ Axes: B batch (blocks), T new tokens, S tokens seen, L layers, H heads, D head w
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvstages.cache.offsets import Context, Contexts
-from kvstages.models.config import GPTConfig
+from kvstages.models.config import DecoderShape, GPTConfig
+from kvstages.models.decoder import Cache, CausalCache, Choice, Key, Known, mix_heads
 
 CACHE_LINE = 64
 # Rows of the products that a packed weight is laid out for; any other number does as well.
 PACKED_ROWS = 512
-
-
-class Cache(Protocol):
-    """What the model asks of a cache: the ``update`` of Hugging Face's caches, and the mask that goes with it."""
-
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Take the new keys and values [B, H, T, D] of ``layer``; return those to attend to, [B, H, S, D]."""
-
-    def mask(self, new: int, layer: int) -> Tensor | None:
-        """Which of the S positions that ``update`` will return each of ``new`` queries may see, [T, S]; None: all."""
-
-    def seen(self) -> int:
-        """Number of tokens already stored, before this step."""
-
-
-class CausalCache:
-    """No cache at all: every token of a block in one pass, nothing stored, nothing quantized."""
-
-    def __init__(self, device: torch.device | str = "cpu"):
-        self.device = device
-
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return keys, values
-
-    def mask(self, new: int, layer: int) -> Tensor | None:
-        return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
-
-    def seen(self) -> int:
-        return 0
 
 
 def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
@@ -142,10 +113,8 @@ class Block(nn.Module):
         return self.finish(x, attend_through(cache, queries, keys, values, layer))
 
 
-class GPT(nn.Module):
-    """The decoder; parameter names are those of the published checkpoint."""
-
-    calibrated: Contexts | None = None
+class GPT(Known, nn.Module):
+    """The decoder (see ``decoder``); parameter names are those of the published checkpoint."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -174,19 +143,19 @@ class GPT(nn.Module):
         return self
 
     @property
-    def contexts(self) -> Contexts:
-        """What schemes may need to know of the layers' keys and values: what was calibrated, or else the biases."""
-        if self.calibrated is not None:
-            return self.calibrated
-        return {(layer, "k"): Context(bias=self.key_bias(layer)) for layer in range(self.config.num_layers)}
+    def shape(self) -> DecoderShape:
+        return self.config.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
 
     def key_bias(self, layer: int) -> Tensor:
-        """The bias of a layer's keys [H, D]."""
         return self.blocks[layer].K.bias.detach().unflatten(0, (self.config.num_heads, -1))
-
-    def rotary(self, layer: int) -> None:
-        """The rotary embedding of a layer's keys: positions are added to the embeddings instead."""
-        return None
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""
@@ -198,7 +167,24 @@ class GPT(nn.Module):
             x = self.blocks[layer](x, cache, layer)
         return x
 
+    def branch(
+        self, x: Tensor, layer: int, caches: Mapping[Key | None, Cache]
+    ) -> Callable[[Sequence[Choice[Key]]], Tensor]:
+        """As in ``decoder.Decoder``; projections and attention are computed once, whatever the number of variants."""
+        block = self.blocks[layer]
+        projections = block.projections(x)
+        outputs = {key: attend_through(cache, *projections, layer) for key, cache in caches.items()}
+
+        def variants(choices: Sequence[Choice[Key]]) -> Tensor:
+            return block.finish(x.repeat(len(choices), 1, 1), mix_heads(outputs, choices))
+
+        return variants
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [B, T, V] of the state [B, T, E] after the last layer."""
+        return self.lm_head(x)
+
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits [B, T, V] of token ids [B, T], which follow the tokens that ``cache`` has already seen."""
         cache = CausalCache(tokens.device) if cache is None else cache
-        return self.lm_head(self.run_layers(self.embed(tokens, cache.seen()), cache))
+        return self.logits(self.run_layers(self.embed(tokens, cache.seen()), cache))

@@ -20,6 +20,7 @@ from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
 from kvstages.scores.table import ScoreTable
 
+UNIFORM = "uniform"
 NAME = r"[a-z0-9][a-z0-9.-]*"
 # Quantiles that are recorded of the proxies of random policies.
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -78,16 +79,23 @@ class Recipe:
             ladder=table.ladder,
             sensitivity=table.source,
         )
-        return record | {"recipe": self.name}
+        in_bytes = budget is not None and budget.measure == "bytes"
+        return record | {"recipe": self.name, "limit": int(budget.amount) if in_bytes else record["bytes"]["total"]}
+
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest policy, with every unit on the last rung."""
+        return int(self.table.sizes[:, -1].sum())
 
 
 def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: int, seed: int) -> dict[str, Any]:
-    """One policy of every recipe at the bytes of the first recipe's policy, whose budget is in nats or bytes.
+    """One policy of every recipe at the bytes of the first recipe's policy, whose budget is in nats or bytes; and the
+    uniform policies, each at its own bytes.
 
     A random recipe gives the first ``random`` of ``draws`` policies instead, and the spread of all their proxies (see
-    ``spread``). Each policy takes ``limit`` bytes or less, by less than the ``granularity`` of its recipe. Only exact
-    may take even less, where more bytes would not lower its proxy. ValueError where a recipe cannot keep to the bytes,
-    and where names repeat.
+    ``spread``). Each policy of a recipe takes ``limit`` bytes or less, by less than the ``granularity`` of its recipe.
+    Only exact may take even less, where more bytes would not lower its proxy. Recipes that cannot take so few bytes are
+    ``left_out``, by name. ValueError where names repeat or the first recipe sets no bytes.
     """
     _check_names(recipes)
     if recipes[0].allocator == "at-random":
@@ -95,7 +103,11 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
     first = recipes[0].policy(budget)
     limit = first["bytes"]["total"]
     at_limit = Budget(limit, "bytes")
+    left_out = [recipe.name for recipe in recipes if recipe.least > limit]
+    uniform = uniform_policies(recipes)
+    recipes = [recipe for recipe in recipes if recipe.least <= limit]
     policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != "at-random")]
+    policies += uniform
     chosen = list(policies)
     spreads = []
     for recipe in recipes:
@@ -108,6 +120,7 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
             spreads.append(spread(recipe, rungs, chosen))
     return {
         "limit": limit,
+        "left_out": left_out,
         "granularity": {recipe.name: granularity(recipe.table) for recipe in recipes},
         "policies": policies,
         "draws": spreads,
@@ -140,31 +153,35 @@ def spread(recipe: Recipe, rungs: np.ndarray, policies: Sequence[dict[str, Any]]
     }
 
 
-def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
-    """Policies of each recipe at ``points`` byte totals, evenly spaced from all BF16 to all at its last rung, and the
-    uniform policies of every precision.
+def uniform_policies(recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
+    """The uniform policies, all BF16 first, of every precision that a recipe may use; their proxies by the first such
+    recipe's scores."""
+    return [
+        Recipe(UNIFORM, UNIFORM, tables[0]).record(precision, [precision] * len(tables[0].units), None)
+        for precision in by_size(["bf16", *(name for recipe in recipes for name in recipe.table.precisions)])
+        if (tables := [recipe.table for recipe in recipes if precision in ("bf16", *recipe.table.precisions)])
+    ]
 
-    Where a model has fewer units than points, totals that give the same policy give it once. ValueError on a random
-    recipe, and where names repeat.
+
+def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
+    """Policies of each recipe at the same byte totals, and the uniform policies of every precision.
+
+    The totals are ``points`` ones evenly spaced from all BF16 to the fewest bytes of any recipe, and those of the
+    uniform policies; a recipe is left out where it cannot take so few. A policy is named by its recipe and the total
+    that it was made for. ValueError on a random recipe, and where names repeat.
     """
     _check_names(recipes)
-    policies = {
-        precision: Recipe("uniform", "uniform", recipe.table).record(
-            precision, [precision] * len(recipe.table.units), None
-        )
-        for precision in by_size(["bf16", *(name for recipe in recipes for name in recipe.table.precisions)])
-        for recipe in reversed(recipes)
-        if precision in ("bf16", *recipe.table.precisions)
-    }
+    policies = uniform_policies(recipes)
+    dense = int(recipes[0].table.sizes[:, 0].sum())
+    limits = np.linspace(dense, min(recipe.least for recipe in recipes), points).astype(int).tolist()
+    limits = sorted({*limits, *(policy["bytes"]["total"] for policy in policies)}, reverse=True)
     for recipe in recipes:
         if recipe.allocator == "at-random":
             raise ValueError(f"recipe {recipe.name}: a frontier cannot be random")
-        sizes = recipe.table.sizes.sum(axis=0)
-        for limit in np.linspace(sizes[0], sizes[-1], points).astype(int).tolist():
-            policy = recipe.policy(Budget(limit, "bytes"))
-            policy["policy"] = f"{recipe.name}-{policy['bytes']['total']}B"
-            policies.setdefault(policy["policy"], policy)
-    return {"policies": list(policies.values())}
+        for limit in limits:
+            if limit >= recipe.least:
+                policies.append(recipe.policy(Budget(limit, "bytes")) | {"policy": f"{recipe.name}-{limit}B"})
+    return {"policies": policies}
 
 
 def _check_names(recipes: Sequence[Recipe]) -> None:

@@ -11,7 +11,7 @@ from kvstages.cache.precisions import check
 from kvstages.files.read import read_json
 
 if TYPE_CHECKING:
-    from kvstages.models.config import GPTConfig
+    from kvstages.models.config import DecoderShape
 
 
 # What an evaluation reads of a policy's record.
@@ -19,10 +19,10 @@ POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 
 
 # What a set of policies says of each.
-SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "bytes", "proxy", "precisions")
+SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "limit", "bytes", "proxy", "precisions")
 
 
-def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
+def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
     """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
@@ -33,7 +33,7 @@ def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
         if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
             raise ValueError(f"{key} is {policy[key]!r}, expected a number")
     grid = PrecisionGrid.of_record(policy["precisions"])
-    expected = [config.num_heads] * config.num_layers
+    expected = [shape.heads] * shape.layers
     if grid.shape != expected:
         raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
     for side, rows in grid.as_record().items():
@@ -49,20 +49,21 @@ def check_policy(policy: Any, config: GPTConfig) -> PrecisionGrid:
     return grid
 
 
-def read_policy(path: Path, config: GPTConfig) -> dict[str, Any]:
+def read_policy(path: Path, shape: DecoderShape) -> dict[str, Any]:
     """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
     policy = read_json(path)
     try:
-        check_policy(policy, config)
+        check_policy(policy, shape)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return policy
 
 
-def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, Any]]:
+def read_policies(paths: Sequence[Path], shape: DecoderShape) -> list[dict[str, Any]]:
     """The policies of sets, one after the other.
 
-    ValueError names the file and a policy that is not one for a decoder of this shape, or whose name comes twice.
+    Uniform policies stand in every set and are taken once. ValueError names the file and a policy that is not one for
+    a decoder of this shape, or another whose name comes twice.
     """
     policies: dict[str, dict[str, Any]] = {}
     for path in paths:
@@ -72,10 +73,12 @@ def read_policies(paths: Sequence[Path], config: GPTConfig) -> list[dict[str, An
             raise ValueError(f"{path}: no list under the key policies, expected a set of the stage policy-set")
         for index, policy in enumerate(found):
             try:
-                check_policy(policy, config)
+                check_policy(policy, shape)
                 missing = [key for key in SET_KEYS if key not in policy]
                 if missing:
                     raise ValueError(f"key {missing[0]!r} is missing, expected a set of the stage policy-set")
+                if policy["recipe"] == "uniform" and policy["policy"] in policies:
+                    continue
                 if policy["policy"] in policies:
                     raise ValueError(f"a second policy of the name {policy['policy']}")
             except ValueError as error:

@@ -17,7 +17,7 @@ CONTROLS = (FLOOR, BF16_STEP)
 Values = Mapping[tuple[str, str], Sequence[Sequence[float]]]
 
 
-def trials(parts: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
+def changes(parts: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
     """Every part at every precision, in the order of the table."""
     tried = sorted(dict.fromkeys(precisions), key=precision_rank)
     return [(part, precision) for part in PARTS if part in parts for precision in tried]
@@ -35,12 +35,12 @@ def sweep_table(
 
     ``kl`` and ``error``: {(part, precision): [H, B]}, mean KL in nats and relative squared error; ``base_kl`` [B].
     """
-    order = sorted(kl, key=lambda trial: (PARTS.index(trial[0]), precision_rank(trial[1])))
+    order = sorted(kl, key=lambda change: (PARTS.index(change[0]), precision_rank(change[1])))
     rows = [
-        (layer, head, *trial, block, float(value), float(base), float(wrong), *(setting[key] for key in SETTING))
+        (layer, head, *change, block, float(value), float(base), float(wrong), *(setting[key] for key in SETTING))
         for head in range(len(next(iter(kl.values()))))
-        for trial in order
-        for block, (value, base, wrong) in enumerate(zip(kl[trial][head], base_kl, error[trial][head], strict=True))
+        for change in order
+        for block, (value, base, wrong) in enumerate(zip(kl[change][head], base_kl, error[change][head], strict=True))
     ]
     return {name: [row[index] for row in rows] for index, name in enumerate(SWEEP_COLUMNS)}
 

@@ -21,7 +21,7 @@ from kvstages.files import ledger
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kvstages.models.config import GPTConfig
+    from kvstages.models.config import DecoderShape
 
 # A score down to this is a KL of zero, rounded; a lower one is an error (docs/method.md, "Allocation").
 ROUNDING = -1e-12
@@ -145,7 +145,7 @@ def describe(unit: Unit) -> str:
 
 
 def read_scores(
-    path: Path, config: GPTConfig, tokens: int, unit: str = "head", precisions: Iterable[str] | None = None
+    path: Path, decoder: DecoderShape, tokens: int, unit: str = "head", precisions: Iterable[str] | None = None
 ) -> ScoreTable:
     """Scores of a decoder's units at some precisions, or at all that the table has for such units.
 
@@ -157,10 +157,14 @@ def read_scores(
     if table.empty:
         raise ValueError(f"{path}: no scores of the parts {', '.join(UNITS[unit])} (unit {unit})")
     shape = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    if shape != (config.num_layers, config.num_heads):
+    if shape != (decoder.layers, decoder.heads):
         raise ValueError(
             f"{path}: scores of {shape[0]} layers × {shape[1]} heads, "
-            f"but the model has {config.num_layers} × {config.num_heads}"
+            f"but the model has {decoder.layers} × {decoder.heads}"
+        )
+    if decoder.key_width != decoder.value_width:
+        raise ValueError(
+            f"{path}: keys of width {decoder.key_width} and values of {decoder.value_width}: not yet allocated"
         )
     held = _held(path, table)
     asked = held if precisions is None else list(precisions)
@@ -181,7 +185,7 @@ def read_scores(
     kl, error = values[..., 0], values[..., 1]
     source = read_source(path, table)
     try:
-        return ScoreTable(*shape, unit, tuple(asked), kl, error, config.head_dim, tokens, source)
+        return ScoreTable(*shape, unit, tuple(asked), kl, error, decoder.key_width, tokens, source)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
 

@@ -29,7 +29,7 @@ from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import BYTES
 from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
 from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
-from kvstages.study.windows import SMALLEST_BLOCK, check_windows
+from kvstages.study.windows import SMALLEST_BLOCK, check_windows, window_of
 
 SHARED = "config/config.yaml"
 NAME = r"[a-z0-9][a-z0-9-]*"
@@ -41,6 +41,8 @@ EXECUTIONS = ("one-pass", "token-by-token")
 SENSITIVITIES = ("measured", "gradients")
 DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
+# Needed where a window is drawn from documents.
+DOCUMENTS = "documents"
 FILES = ("checkpoint", "shard")
 ARMS = ("noise", "control")
 # Noise of more bits than a cache's widest code would be none.
@@ -105,7 +107,10 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             },
             {"published": published, "comparison": comparison},
         )
-        check_windows({window: tuple(ends) for window, ends in study["windows"].items()}, study["block"])
+        check_windows({name: window_of(value) for name, value in study["windows"].items()}, study["block"])
+        drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
+        if drawn and DOCUMENTS not in study["artifacts"]["files"]:
+            raise ValueError(f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
         check_adapted_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
@@ -328,7 +333,7 @@ def artifacts(where: str, value: Any) -> None:
     required = {
         "source": one_of(SOURCES),
         "location": text,
-        "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, file)),
+        "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, file), {DOCUMENTS: file}),
     }
     revision = {"revision": digits(40)}
     hub = isinstance(value, Mapping) and value.get("source") == "hub"
@@ -354,15 +359,22 @@ def digits(count: int) -> Check:
 
 
 def windows(where: str, value: Any) -> None:
-    """The four windows, each a start and an end; their order and lengths are checked with the block."""
+    """The four windows, each a start and an end, or blocks drawn from documents; what they hold is checked with the
+    block."""
 
-    def positions(where: str, value: Any) -> None:
+    def window(where: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            counts = {name: whole(1, f"{name} of the window") for name in ("documents", "blocks")}
+            keys(value, where, counts | {"seed": whole(0, "a seed")})
+            return
         if not isinstance(value, list | tuple) or len(value) != 2:
-            raise ValueError(f"{where}: {kind(value)}, expected [start, end] in token positions")
+            raise ValueError(
+                f"{where}: {kind(value)}, expected [start, end] in token positions, or documents, blocks and seed"
+            )
         for index, position in enumerate(value):
             whole(0, "a token position")(f"{where}[{index}]", position)
 
-    keys(value, where, dict.fromkeys(WINDOWS, positions))
+    keys(value, where, dict.fromkeys(WINDOWS, window))
 
 
 def precisions(where: str, value: Any) -> None:
@@ -428,7 +440,7 @@ def comparison(where: str, value: Any) -> None:
         value,
         where,
         {
-            "budgets": lambda where, value: each(where, value, nats, "KL budgets of the published recipe, in nats"),
+            "budgets": budgets,
             "precisions": precisions,
             "random": whole(1, "random policies to measure at each budget"),
             "draws": whole(1, "random policies to draw at each budget for their proxies"),

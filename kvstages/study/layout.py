@@ -19,9 +19,11 @@ from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
+from kvstages.policies.budgets import Budget
 from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
 from kvstages.scores.columns import BF16_STEP, FLOOR
-from kvstages.study.configuration import ARMS, FILES
+from kvstages.study.configuration import ARMS, DOCUMENTS
+from kvstages.study.windows import window_of
 
 # Names of sources of scores: from gradients; measured in BF16, as published.
 GRADIENTS = "gradients"
@@ -116,9 +118,16 @@ class Study:
         return ["bf16", *self.uniform_policies, *self.allocated_policies]
 
     @property
-    def comparison_budgets(self) -> list[float]:
-        """Budgets of the published recipe whose bytes are compared at; none where the study compares nothing."""
-        return sorted(self.settings["comparison"]["budgets"]) if self.compares else []
+    def comparison_budgets(self) -> list[Any]:
+        """Budgets of the published recipe whose bytes are compared at, the one that quantizes most last; none where the
+        study compares nothing.
+        """
+
+        def order(budget: Any) -> tuple[str, float]:
+            parsed = Budget.parse(str(budget))
+            return parsed.measure, -parsed.amount if parsed.measure == "bytes" else parsed.amount
+
+        return sorted(self.settings["comparison"]["budgets"], key=order) if self.compares else []
 
     @property
     def adapted_models(self) -> list[tuple[str, int]]:
@@ -199,9 +208,19 @@ class Study:
         return f"resources/{self.name}/{name}/{filename}"
 
     @property
+    def artifacts(self) -> list[str]:
+        """Names of the pinned artifacts."""
+        return list(self.settings["artifacts"]["files"])
+
+    @property
+    def document_files(self) -> list[str]:
+        """Where each text of the shard lies; none where the study does not say."""
+        return [self.artifact(DOCUMENTS)] if DOCUMENTS in self.artifacts else []
+
+    @property
     def input_files(self) -> list[str]:
         """Every pinned artifact, and the converted weights."""
-        return [*(self.artifact(name) for name in FILES), f"resources/{self.name}/model.safetensors"]
+        return [*(self.artifact(name) for name in self.artifacts), f"resources/{self.name}/model.safetensors"]
 
     def sweep_files(self, dtype: str) -> list[str]:
         """The sweeps of all layers in one arithmetic."""
@@ -274,9 +293,8 @@ class Study:
     @property
     def uniform_evaluation_files(self) -> list[str]:
         """Evaluations of the uniform policies in every arithmetic that scores are measured in."""
-        places = ["", *(f"{dtype}/" for dtype in self.other_dtypes)]
         return self.result(
-            *(f"policies/{policy}/{place}evaluation.json" for policy in self.uniform_policies for place in places)
+            *(f"policies/{policy}/{place}evaluation.json" for policy in self.uniform_policies for place in self.places)
         )
 
     @property
@@ -304,8 +322,15 @@ class Study:
 
     @property
     def comparison_files(self) -> list[str]:
-        """The joint measurements at equal bytes, one table a budget."""
-        return self.result(*(f"comparison/{budget}/joint.csv" for budget in self.comparison_budgets))
+        """The joint measurements at equal bytes, one table a budget and arithmetic, the study's own first."""
+        return self.result(
+            *(f"comparison/{budget}/{place}joint.csv" for budget in self.comparison_budgets for place in self.places)
+        )
+
+    @property
+    def places(self) -> list[str]:
+        """Where joint measurements lie: in their own arithmetic, and in a folder for each other one."""
+        return ["", *(f"{dtype}/" for dtype in self.other_dtypes)]
 
     @property
     def comparison_set_files(self) -> list[str]:
@@ -314,12 +339,16 @@ class Study:
 
     @property
     def frontier_files(self) -> list[str]:
-        return self.result("frontier/joint.csv") if self.compares else []
+        """The joint measurements along the frontier, one table an arithmetic, the study's own first."""
+        return self.result(*(f"frontier/{place}joint.csv" for place in self.places)) if self.compares else []
 
     @property
     def joint_files(self) -> list[str]:
-        """All joint measurements of sets of policies on the held-out window."""
-        return [*self.comparison_files, *self.frontier_files]
+        """All joint measurements of sets of policies on the held-out window, in the study's own arithmetic."""
+        return self.result(
+            *(f"comparison/{budget}/joint.csv" for budget in self.comparison_budgets),
+            *(["frontier/joint.csv"] if self.compares else []),
+        )
 
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
@@ -366,7 +395,7 @@ class Study:
     def output_files(self) -> list[str]:
         """Every result but the manifest: the outputs of all stages, not only of the last."""
         return [
-            *self.result("windows.safetensors", "reference/validation.safetensors"),
+            *self.result("windows.safetensors", "windows.csv", "reference/validation.safetensors"),
             *(path for dtype in self.sweep_dtypes for path in self.sweep_files(dtype)),
             *self.score_files,
             *self.projection_files,
@@ -386,11 +415,11 @@ class Study:
         names = [
             *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
             *(f"moves/layer-{layer}.csv" for layer in self.layers),
-            *("moves.csv", "refined.json", "policy-set.json", "joint.csv"),
+            *("moves.csv", "refined.json", "policy-set.json"),
         ]
-        return self.result(
+        others = self.result(
             *(f"comparison/{budget}/{name}" for budget in self.comparison_budgets for name in names),
-            *("frontier/policy-set.json", "frontier/joint.csv"),
+            *("frontier/policy-set.json", "reference/exact-cache/validation.safetensors"),
             *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
             *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
             *(
@@ -400,6 +429,7 @@ class Study:
                 for name in EVALUATION_FILES
             ),
         )
+        return [*self.comparison_files, *self.frontier_files, *others]
 
     @property
     def all_files(self) -> list[str]:
@@ -515,7 +545,10 @@ class Study:
     def window_arguments(self) -> list[str]:
         """The windows, as arguments of ``windows``."""
         windows = self.settings["windows"].items()
-        return options_of("--window", (f"{name}={start}:{end}" for name, (start, end) in windows))
+        return [
+            *options_of("--window", (f"{name}={window_of(value)}" for name, value in windows)),
+            *options_of("--documents", self.document_files),
+        ]
 
     @property
     def device_arguments(self) -> list[Any]:
@@ -526,6 +559,14 @@ class Study:
         """Execution, arithmetic (the study's own unless ``dtype`` names another), device and memory of the decoder."""
         return [
             *("--execution", self.settings["execution"], "--compute-dtype", dtype or self.compute_dtype),
+            *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+        ]
+
+    @property
+    def exact_cache_arguments(self) -> list[Any]:
+        """How the logits are computed that no rounding of keys and values has touched."""
+        return [
+            *("--execution", "one-pass", "--compute-dtype", "float32", "--exact-cache"),
             *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
@@ -631,6 +672,7 @@ class Study:
                 for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")
             ),
             *self.extensions,
+            *self.int8_alone,
             *self.other_source,
             f"random=at-random:{self.source}:head:int8,int4",
         ]
@@ -643,6 +685,7 @@ class Study:
             f"published=greedy:{PUBLISHED}:head:int8,int4",
             f"exact=exact:{self.source}:head:int8,int4",
             *self.extensions,
+            *self.int8_alone,
         ]
         return [*options_of("--recipe", recipes), "--points", self.settings["comparison"]["frontier"]]
 
@@ -657,6 +700,11 @@ class Study:
                 f"exact-split-low=exact:{self.source}:keys-values:{more}",
             ]
         return recipes
+
+    @property
+    def int8_alone(self) -> list[str]:
+        """The published recipe and the exact allocator where a head is in INT8 or stays in BF16."""
+        return [f"published-int8=greedy:{PUBLISHED}:head:int8", f"exact-int8=exact:{self.source}:head:int8"]
 
     @property
     def other_source(self) -> list[str]:
@@ -677,13 +725,13 @@ class Study:
     def pinned_arguments(self) -> list[str]:
         """The pinned artifacts and the published figures, as arguments of ``manifest``."""
         return [
-            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in FILES)),
+            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in self.artifacts)),
             *options_of("--published", self.published_files),
         ]
 
     def made_arguments(self, rules: Iterable[Producer]) -> list[str]:
         """Everything else that rules made, each with its rule, as arguments of ``manifest``."""
-        pinned = {self.artifact(name) for name in FILES}
+        pinned = {self.artifact(name) for name in self.artifacts}
         made = [path for path in (*self.input_files, *self.output_files) if path not in pinned]
         rules = list(rules)
         return [f"{next(rule.name for rule in rules if rule.is_producer(path))}={path}" for path in made]

@@ -1,47 +1,103 @@
-"""Windows: runs of token positions of a shard, cut in order into non-overlapping blocks (docs/method.md, "Windows").
+"""Windows: the token blocks of a study, from a shard (docs/method.md, "Windows").
 
-A block of T tokens is one sequence with its own cache. B is the number of blocks of a window.
+A window is a run of token positions, cut in order into blocks, or so many blocks drawn from so many documents. No
+document serves two windows that are drawn. A block of T tokens is one sequence with its own cache. B is the number of
+blocks of a window.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvstages.models.config import GPTConfig
+from kvstages.models.config import DecoderShape
+from kvstages.study.documents import Document, draw_blocks, read_documents
 from kvstages.study.shards import read_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Window = tuple[int, int]
 # A block of one token predicts nothing, so it has no cross entropy.
 SMALLEST_BLOCK = 2
+FORM = "NAME=START:END, such as calibration=0:512, or NAME=documents:16,blocks:32,seed:0"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Token positions of a shard, the end not included."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.end}"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """So many blocks of so many documents, drawn with a seed."""
+
+    documents: int
+    blocks: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"documents:{self.documents},blocks:{self.blocks},seed:{self.seed}"
+
+
+Window = Stretch | Draw
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A window as it was cut: token ids int64 [B, T], the position of each block's first token in the shard [B], and
+    the name of each block's document [B], None where the window is a stretch."""
+
+    tokens: np.ndarray
+    starts: list[int]
+    documents: list[str] | None
+
+
+def window_of(value: Any) -> Window:
+    """A window as a configuration writes it: [start, end], or {documents, blocks, seed}."""
+    return Draw(**value) if isinstance(value, Mapping) else Stretch(*value)
 
 
 def parse_windows(texts: list[str]) -> dict[str, Window]:
-    """Windows written as ``name=start:end``, in the order given; ValueError on another form or a repeated name."""
+    """Windows as the command line has them, in the order given; ValueError on another form or a repeated name."""
     windows: dict[str, Window] = {}
     for text in texts:
-        match = re.fullmatch(r"([a-z0-9-]+)=(-?\d+):(-?\d+)", text)
-        if match is None:
-            raise ValueError(f"window {text!r}: expected name=start:end, such as calibration=0:512")
-        if match[1] in windows:
-            raise ValueError(f"window {match[1]} is given twice")
-        windows[match[1]] = int(match[2]), int(match[3])
+        name, _, said = text.partition("=")
+        stretch = re.fullmatch(r"(-?\d+):(-?\d+)", said)
+        drawn = re.fullmatch(r"documents:(\d+),blocks:(\d+),seed:(\d+)", said)
+        if not re.fullmatch(r"[a-z0-9-]+", name) or not (stretch or drawn):
+            raise ValueError(f"window {text!r}: expected {FORM}")
+        if name in windows:
+            raise ValueError(f"window {name} is given twice")
+        windows[name] = (Stretch if stretch else Draw)(*map(int, (stretch or drawn).groups()))
     return windows
 
 
 def check_windows(windows: Mapping[str, Window], block: int) -> None:
-    """ValueError unless the windows stand in order, do not overlap and each is a positive multiple of the block."""
+    """ValueError unless stretches stand in order, do not overlap and hold whole blocks, and draws take a block or more
+    of each of their documents."""
     if block < SMALLEST_BLOCK:
         raise ValueError(f"block of {block} tokens: expected at least {SMALLEST_BLOCK}")
     previous, reached = None, 0
-    for name, (start, end) in windows.items():
+    for name, window in windows.items():
+        if isinstance(window, Draw):
+            if not 1 <= window.documents <= window.blocks:
+                raise ValueError(
+                    f"window {name}: {window.blocks} blocks of {window.documents} documents, expected at least one "
+                    "document and one block of each"
+                )
+            continue
+        start, end = window.start, window.end
         here = f"window {name} ({start} to {end})"
         if start < 0:
             raise ValueError(f"{here} starts before the shard; expected positions of 0 or more")
@@ -56,50 +112,98 @@ def check_windows(windows: Mapping[str, Window], block: int) -> None:
         previous, reached = name, end
 
 
-def cut_windows(shard: Path, windows: Mapping[str, Window], block: int, config: GPTConfig) -> dict[str, np.ndarray]:
-    """Token blocks int64 [B, T] of each window; ValueError names the shard, the window and what is wrong.
+def cut_windows(
+    shard: Path, windows: Mapping[str, Window], block: int, shape: DecoderShape, documents: Path | None = None
+) -> dict[str, Blocks]:
+    """The blocks of each window; ValueError names the file, the window and what is wrong.
 
-    Only the ids inside the windows are read: what else the shard holds neither costs nor matters.
+    Draws take their documents one window after the other, in the order given, from those of the file ``documents`` that
+    no other window has touched. Only the ids inside the windows are read: what else the shard holds neither costs nor
+    matters.
     """
     check_windows(windows, block)
-    if block > config.context_len:
-        raise ValueError(f"block of {block} tokens is longer than the model's context of {config.context_len}")
+    if block > shape.context:
+        raise ValueError(f"block of {block} tokens is longer than the model's context of {shape.context}")
     tokens = read_shard(shard)
-    blocks = {}
-    for name, (start, end) in windows.items():
-        if end > len(tokens):
-            raise ValueError(f"{shard}: window {name} ends at {end}, past the shard's {len(tokens)} tokens")
-        ids = tokens[start:end].astype(np.int64)
-        beyond = np.flatnonzero(ids >= config.vocab_size)
-        if beyond.size:
-            raise ValueError(
-                f"{shard}: token id {ids[beyond[0]]} at position {start + beyond[0]} (window {name}) is not below "
-                f"the model's vocabulary of {config.vocab_size}"
-            )
-        blocks[name] = ids.reshape(-1, block)
-    return blocks
+    stretches = [window for window in windows.values() if isinstance(window, Stretch)]
+    left: list[Document] = []
+    if len(stretches) < len(windows):
+        if documents is None:
+            raise ValueError("a window is drawn from documents, but no documents file is given")
+        left = [
+            document
+            for document in read_documents(documents, len(tokens))
+            if not any(document.start < window.end and window.start < document.end for window in stretches)
+        ]
+    found = {}
+    for name, window in windows.items():
+        if isinstance(window, Draw):
+            try:
+                taken = draw_blocks(left, window.documents, window.blocks, block, window.seed)
+            except ValueError as error:
+                raise ValueError(f"{documents}: window {name}: {error}") from None
+            left = [document for document in left if document not in {own for own, _ in taken}]
+            starts, names = [start for _, start in taken], [document.name for document, _ in taken]
+        elif window.end > len(tokens):
+            raise ValueError(f"{shard}: window {name} ends at {window.end}, past the shard's {len(tokens)} tokens")
+        else:
+            starts, names = list(range(window.start, window.end, block)), None
+        found[name] = Blocks(_read_blocks(shard, tokens, name, starts, block, shape.vocabulary), starts, names)
+    return found
 
 
-def check_tokens(tokens: Tensor, config: GPTConfig, path: Path) -> None:
+def _read_blocks(
+    shard: Path, tokens: np.ndarray, name: str, starts: Sequence[int], block: int, vocabulary: int
+) -> np.ndarray:
+    """Token ids int64 [B, T] of blocks by their first positions; ValueError names an id outside the vocabulary."""
+    places = np.asarray(starts)[:, None] + np.arange(block)
+    ids = tokens[places].astype(np.int64)
+    beyond = np.argwhere(ids >= vocabulary)
+    if len(beyond):
+        row, column = beyond[0]
+        raise ValueError(
+            f"{shard}: token id {ids[row, column]} at position {places[row, column]} (window {name}) is not below "
+            f"the model's vocabulary of {vocabulary}"
+        )
+    return ids
+
+
+def window_record(cut: Mapping[str, Blocks], block: int) -> dict[str, Any]:
+    """What a windows file says beside its tokens: where each block came from."""
+    places = {name: {"starts": own.starts, "documents": own.documents} for name, own in cut.items()}
+    return {"block": block, "windows": places}
+
+
+def window_table(cut: Mapping[str, Blocks]) -> dict[str, list[Any]]:
+    """Columns of windows.csv: a row a block. ``document`` is empty where the window is a stretch."""
+    rows = [
+        (name, block, "" if own.documents is None else own.documents[block], start)
+        for name, own in cut.items()
+        for block, start in enumerate(own.starts)
+    ]
+    return {name: [row[index] for row in rows] for index, name in enumerate(["window", "block", "document", "start"])}
+
+
+def check_tokens(tokens: Tensor, shape: DecoderShape, path: Path) -> None:
     """ValueError unless token ids [B, T], read from ``path``, fit the decoder: its context and its vocabulary."""
     if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
         raise ValueError(
             f"{path}: a tensor {tuple(tokens.shape)} of {tokens.dtype}, expected token ids [blocks, block]"
         )
-    if tokens.shape[1] > config.context_len:
+    if tokens.shape[1] > shape.context:
         raise ValueError(
-            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {config.context_len}"
+            f"{path}: blocks of {tokens.shape[1]} tokens are longer than the model's context of {shape.context}"
         )
     lowest, highest = int(tokens.min()), int(tokens.max())
-    if lowest < 0 or highest >= config.vocab_size:
+    if lowest < 0 or highest >= shape.vocabulary:
         wrong = lowest if lowest < 0 else highest
-        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {config.vocab_size}")
+        raise ValueError(f"{path}: token id {wrong} is outside the model's vocabulary of {shape.vocabulary}")
 
 
-def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tensor:
+def load_window(path: Path, name: str, shape: DecoderShape | None = None) -> Tensor:
     """Token blocks int64 [B, T] of one window of a windows file.
 
-    ValueError lists the windows that the file does hold; given a decoder's ``config``, also where the window was cut
+    ValueError lists the windows that the file does hold; given a decoder's ``shape``, also where the window was cut
     for another model and does not fit this one.
     """
     from kvstages.files.read import read_tensors
@@ -107,6 +211,14 @@ def load_window(path: Path, name: str, config: GPTConfig | None = None) -> Tenso
     tensors, _ = read_tensors(path)
     if name not in tensors:
         raise ValueError(f"{path}: no window {name!r}; it holds {', '.join(sorted(tensors))}")
-    if config is not None:
-        check_tokens(tensors[name], config, path)
+    if shape is not None:
+        check_tokens(tensors[name], shape, path)
     return tensors[name]
+
+
+def window_documents(path: Path, name: str) -> list[str] | None:
+    """The name of each block's document [B] of one window of a windows file, None where the file does not say."""
+    from kvstages.files.read import read_tensors
+
+    _, record = read_tensors(path)
+    return record.get("windows", {}).get(name, {}).get("documents")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.joint_table import UNIFORM, read_joint, with_figures
-from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
-from kvstages.tables.page import Column, Section, count, decimal, divergence, factor, page, percent
+from kvstages.analysis.frontier import frontier as compare
+from kvstages.analysis.joint_table import ARITHMETIC, ENDS, UNIFORM, read_joint
+from kvstages.tables.notes import EXCESS_NOTE, PROXY_NOTE, joint_notes, page_title
+from kvstages.tables.page import Column, Section, count, divergence, factor, page, percent, share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,38 +19,54 @@ TABLE = Entry(
     number=6,
     title="Frontier",
     inputs={
-        "frontier": Input("frontier_files", "joint.csv"),
+        "frontier": Input("frontier_files", "joint.csv", several=True),
     },
 )
 
-COPIED = ["recipe", "policy", "allocator", "sensitivity", "unit", "precisions", "bytes", "compression", "proxy"]
-MEASURED = [f"{name}{end}" for name in ("mean_kl", "agreement") for end in ("", "_low", "_high")]
+COPIED = [
+    "compute_dtype", "recipe", "policy", "allocator", "sensitivity", "unit", "precisions", "limit", "bytes",
+    "compression", "proxy",
+]  # fmt: skip
+MEASURED = ["mean_kl", "kl_reduction", "excess_kl", "excess_reduction", "agreement"]
+NOTES = [
+    "Limit: the bytes that a policy was made for. Less KL is against the published recipe's policy of the same limit,"
+    " paired over the same blocks; uniform policies are compared at their own bytes. Byte totals are the same on "
+    "every machine; the published recipe's policy is not, for its BF16 scores are mostly rounding.",
+    EXCESS_NOTE,
+]
 
 
-def make(frontier: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
-    """One row a policy of a joint.csv: families in the order of the file, each by falling bytes."""
-    joint = read_joint(frontier)
-    table = with_figures(joint)
-    families = list(dict.fromkeys(table["recipe"]))
-    table = table.sort_values(
-        ["recipe", "bytes"], key=lambda values: values.map(families.index) if values.name == "recipe" else -values
-    )[[*COPIED, *MEASURED, "cross_entropy"]].reset_index(drop=True)
+def make(frontier: Sequence[Path], study: str | None = None) -> tuple[pd.DataFrame, str]:
+    """One row for each policy of the joint.csv files: arithmetics in their order, families, falling limits."""
+    import pandas as pd
+
+    joints = [read_joint(path) for path in frontier]
+    table = compare(frontier)[[*COPIED, *(f"{name}{end}" for name in MEASURED for end in ("", *ENDS)), "cross_entropy"]]
     columns = [
+        Column("limit", "limit", count),
         Column("bytes", "bytes", count),
         Column("compression", "compression", factor),
         Column("proxy (nats)", "proxy", divergence),
         Column("joint KL (nats)", "mean_kl", divergence, interval=True),
+        Column("less KL than published", "kl_reduction", share, interval=True),
+        Column("excess KL (nats)", "excess_kl", divergence, interval=True),
+        Column("less excess KL", "excess_reduction", share, interval=True),
         Column("agreement", "agreement", percent, interval=True),
-        Column("cross entropy (nats)", "cross_entropy", decimal(4)),
     ]
     sections = []
-    for recipe in families:
-        own = table[table["recipe"] == recipe]
+    for (dtype, recipe), own in table.groupby(["compute_dtype", "recipe"], sort=False):
         first = own.iloc[0]
         about = f"{first['allocator']}, scores {first['sensitivity']}, unit {first['unit']}, {first['precisions']}"
+        said = ARITHMETIC[dtype]
         if recipe == UNIFORM:
-            sections.append(Section(recipe, [Column("policy", "policy", str), *columns], own))
+            sections.append(Section(f"{recipe}, {said}", [Column("policy", "policy", str), *columns[1:]], own))
         else:
-            sections.append(Section(f"{recipe}: {about}", columns, own))
-    notes = [*joint_notes(joint.policies, joint.metrics["mean_kl"].shape[1]), PROXY_NOTE]
+            sections.append(Section(f"{recipe}, {said}: {about}", columns, own))
+    policies = pd.concat([joint.policies for joint in joints])
+    documents = joints[0].documents or []
+    notes = [
+        *joint_notes(policies, joints[0].metrics["mean_kl"].shape[1], len(set(documents))),
+        *NOTES,
+        PROXY_NOTE,
+    ]
     return table, page(page_title(study, "frontier"), sections, notes)

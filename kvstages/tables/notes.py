@@ -21,9 +21,9 @@ HELD_OUT = [
 PUBLISHED_HELD_OUT = [name for name in HELD_OUT if not name.endswith(("_low", "_high"))]
 
 STORAGE_NOTES = [
-    "Bytes are the persistent payload plus the scales of one cache of {tokens} at batch 1; transient "
-    "reconstruction while decoding is not counted. Keys and values that are not quantized are stored in BF16, 2 bytes "
-    "an element, whatever the model computes in.",
+    "Bytes are the persistent payload plus the scales of one cache of {tokens} at batch 1; transient reconstruction "
+    "while decoding is not counted. Keys and values that are not quantized are stored in BF16, 2 bytes an element, "
+    "whatever the model computes in.",
     "Less storage is not a speed-up: decoding from a packed cache does more work, and no speed is measured here.",
 ]
 PROXY_NOTE = (
@@ -34,9 +34,19 @@ INTERVAL_NOTE = (
     "Brackets hold the 95 % interval (bootstrap over blocks). KL is KL(policy || reference) in nats, over all "
     "positions, position 0 included."
 )
+DOCUMENTS_NOTE = (
+    "In braces: 95 % interval, bootstrap over the {count} documents that the blocks were drawn from. It says how far "
+    "the figure depends on which texts were taken, where the one over blocks says how far it depends on which parts "
+    "of them."
+)
+EXCESS_NOTE = (
+    "Excess KL: KL from the FP32 model that stores its keys and values exactly, less what the unquantized BF16 cache "
+    "has of it in the same arithmetic, block by block. The reference of the joint KL is that unquantized cache, so "
+    "the joint KL also counts roundings that differ between two runs without either being further from the model."
+)
 PUBLISHED_NOTE = (
-    "“Published” figures are those of the write-up that this study repeats (NVIDIA RTX A5000, PyTorch 2.4.1, computed "
-    "in BF16); the source is in the README beside the figures."
+    "“Published” figures are those of the write-up that this study repeats (NVIDIA RTX A5000, PyTorch 2.4.1, computed"
+    " in BF16); the source is in the README beside the figures."
 )
 
 
@@ -95,12 +105,14 @@ def storage_notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [note.format(tokens=tokens) for note in STORAGE_NOTES]
 
 
-def joint_notes(policies: pd.DataFrame, blocks: int) -> list[str]:
-    """How and on what the policies of a joint.csv were measured, and what their bytes mean."""
+def joint_notes(policies: pd.DataFrame, blocks: int, documents: int = 0) -> list[str]:
+    """How and on what the policies of joint.csv files were measured, and what their bytes mean; ``documents`` is how
+    many the blocks were drawn from, 0 where that is not known."""
     records = policies.to_dict("records")
     windows = " / ".join(dict.fromkeys(policies["window"]))
     return [
         f"Measured jointly with {settings(records)}, teacher-forced; {blocks:,} blocks of the window {windows}.",
         INTERVAL_NOTE,
+        *([DOCUMENTS_NOTE.format(count=documents)] if documents else []),
         *(note.format(tokens="one block") for note in STORAGE_NOTES),
     ]

@@ -36,7 +36,8 @@ CSS = """
 
 @dataclass(frozen=True)
 class Column:
-    """Header, the table's column, how a value is written, and whether NAME_low and NAME_high stand below it.
+    """Header, the table's column, how a value is written, and whether its intervals stand below it: NAME_low and
+    NAME_high in brackets, and NAME_documents_low and NAME_documents_high, where the table has them, in braces.
 
     A column ``published_NAME`` of the table follows the column NAME by itself.
     """
@@ -107,9 +108,15 @@ def _value(column: Column, row: dict[str, Any]) -> str:
     written = _write(column.write, row[column.name])
     if not column.interval or row[f"{column.name}_low"] is None:
         return written
-    low, high = (_write(column.write, row[f"{column.name}_{end}"]) for end in ("low", "high"))
-    low = low.removesuffix(" %")
-    return f'{written}<span class="interval">[{low}, {high}]</span>'
+    written += _interval(column, row, "", "[]")
+    return written + (
+        _interval(column, row, "documents_", "{}") if row.get(f"{column.name}_documents_low") is not None else ""
+    )
+
+
+def _interval(column: Column, row: dict[str, Any], kind: str, brackets: str) -> str:
+    low, high = (_write(column.write, row[f"{column.name}_{kind}{end}"]) for end in ("low", "high"))
+    return f'<span class="interval">{brackets[0]}{low.removesuffix(" %")}, {high}{brackets[1]}</span>'
 
 
 def _write(write: Callable[[Any], str], value: Any) -> str:
@@ -144,3 +151,8 @@ def factor(value: float) -> str:
 def decimal(places: int) -> Callable[[float], str]:
     """Writer of numbers with so many decimals."""
     return lambda value: f"{value:,.{places}f}".replace("-", "−")
+
+
+def share(value: float) -> str:
+    """A share as per cent with one decimal, and a real minus."""
+    return f"{decimal(1)(100 * value)} %"

@@ -27,6 +27,8 @@ NOTES = [
     "Rank correlation: Spearman's, of the policies' proxies with their joint KL. Ratio: joint KL / proxy, its "
     "quantiles over the policies. Both by the source of the scores, for all policies and for each decade of the proxy: "
     "scores add up where the ratio is the same at every size, and the windows agree where it is 1.",
+    "Rows random are of the random policies of one budget: they take nearly the same bytes, so only the scores tell "
+    "them apart. Policies of different sizes differ by orders of magnitude, and nearly any sum of scores orders those.",
     "The policies are those of the comparison at equal bytes and of the frontier, policies alike counted once. Random "
     "policies of one budget have nearly the same bytes, and proxies close together: within a decade they lower the "
     "correlation.",

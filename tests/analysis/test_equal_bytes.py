@@ -18,6 +18,7 @@ def rows(tmp_path):
         policy_rows("published", published, agreement=[0.5, 0.9, 0.7, 0.9], size=100),
         policy_rows("half", published / 2, agreement=[0.6, 1.0, 0.8, 1.0]),
         policy_rows("other", published[::-1] * 1.01),
+        policy_rows("bf16", published * 0, "uniform", "uniform", size=400),
         *(policy_rows(f"random-{n}", published * n, "random", "at-random", size=97 + n) for n in (0.4, 0.6, 2, 3)),
     ]
     path = write_set(tmp_path / "0.01", policies, {"half": 0.25, "published": 1.0})
@@ -25,9 +26,14 @@ def rows(tmp_path):
 
 
 def test_best_first(rows):
-    assert rows.index.tolist() == ["half", "published", "other", "random"]
+    assert rows.index.tolist() == ["uniform", "half", "published", "other", "random"]
+    assert rows["policy"].tolist() == ["bf16", "half", "published", "other", "random"]
     assert rows["budget"].unique().tolist() == ["0.01"]
-    assert rows["mean_kl"].tolist() == pytest.approx([1.0, 2.0, 2.02, 3.0])
+    assert rows["mean_kl"].tolist() == pytest.approx([0.0, 1.0, 2.0, 2.02, 3.0])
+    # Among the recipes of equal bytes alone.
+    for column in ("rank", "excess_rank"):
+        assert rows[column].tolist()[1:4] == [1, 2, 3] and rows[column].isna().tolist() == [True, *[False] * 3, True]
+    assert rows.loc["uniform", "bytes"] == 400 and rows.loc["half", "bytes"] == 200_000
 
 
 def test_differences_from_the_published_recipe_are_paired(rows):
@@ -43,8 +49,8 @@ def test_differences_from_the_published_recipe_are_paired(rows):
 
 
 def test_place_among_the_random_policies(rows):
-    assert rows["random_less_kl"].tolist()[:3] == [0.25, 0.5, 0.5]
-    assert rows["drawn_less_proxy"].tolist()[:2] == [0.25, 1.0] and np.isnan(rows.loc["other", "drawn_less_proxy"])
+    assert rows["random_less_kl"].tolist()[:4] == [0, 0.25, 0.5, 0.5]
+    assert rows["drawn_less_proxy"].tolist()[1:3] == [0.25, 1.0] and np.isnan(rows.loc["other", "drawn_less_proxy"])
     random = rows.loc["random"]
     assert random["policies"] == 4 and random["bytes"] == pytest.approx(98.5)
     assert random[["lowest_kl", "p50_kl", "highest_kl"]].tolist() == pytest.approx([0.8, 2.6, 6.0])
@@ -56,6 +62,24 @@ def test_nothing_reduces_a_kl_of_zero(tmp_path):
     table = equal_bytes([path]).set_index("recipe")
     assert pd.isna(table.loc["exact", "kl_reduction"]) and table.loc["exact", "agreement_difference"] == 0
     assert table["random_less_kl"].isna().all()
+
+
+def test_each_arithmetic_has_its_own_rows_and_the_excess_takes_its_cost_away(tmp_path):
+    """Made-up BF16 arithmetic adds as much to every quantized policy: reductions shrink, those of the excess do not."""
+    folder = write_comparison(tmp_path) / "comparison" / "0.01"
+    table = equal_bytes([folder / "joint.csv", folder / "bfloat16" / "joint.csv"])
+    own, other = (table[table["compute_dtype"] == dtype].set_index("policy") for dtype in ("float32", "bfloat16"))
+    assert "random" in own.index and "random" not in other.index
+    assert list(own.loc[own["rank"].notna()].index) == list(other.loc[other["rank"].notna()].index)
+    recipes = ["exact", "exact-split-low"]
+    assert (other.loc[recipes, "kl_reduction"] < own.loc[recipes, "kl_reduction"] - 0.005).all()
+    for name in ("excess_reduction", "excess_reduction_low", "excess_reduction_documents_high"):
+        assert other.loc[recipes, name].tolist() == pytest.approx(own.loc[recipes, name].tolist(), rel=1e-6)
+    # What was drawn stands beside the set of the study's own arithmetic.
+    assert other.loc["greedy", "drawn_less_proxy"] == 0.0002
+    exact = own.loc["exact"]
+    assert exact["documents"] == 4
+    assert exact["kl_reduction_documents_low"] < exact["kl_reduction"] < exact["kl_reduction_documents_high"]
 
 
 def test_budgets_in_the_order_given(tmp_path):

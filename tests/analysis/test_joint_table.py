@@ -22,6 +22,31 @@ def test_policies_keep_the_order_of_the_file_and_blocks_their_number(tmp_path):
     assert figures["compression"].tolist() == pytest.approx([3.93216, 1.96608])
     assert (figures["mean_kl_low"] < figures["mean_kl"]).all() and (figures["mean_kl_high"] > figures["mean_kl"]).all()
     assert figures["agreement_low"].tolist() == pytest.approx([0.9, 0.9])
+    # Two documents have no interval worth the name, and without the policy bf16 no excess is known.
+    assert joint.documents == ["text-0", "text-0", "text-1"]
+    assert figures["mean_kl_documents_low"].isna().all() and figures["excess_kl"].isna().all()
+
+
+def test_excess_is_beyond_what_the_unquantized_cache_costs(tmp_path):
+    """On the same blocks: subtracted before the mean, so it has an interval of its own; and it may be negative."""
+    rows = pd.concat([
+        policy_rows("int8", [3.0, 1.0, 2.0, 2.0], truth=[5.0, 1.0, 4.0, 2.0]),
+        policy_rows("bf16", [0.0] * 4, truth=[4.0, 1.5, 3.0, 1.5]),
+    ])  # fmt: skip
+    write_table(tmp_path / "joint.csv", rows)
+    joint = read_joint(tmp_path / "joint.csv")
+    assert joint.excess().tolist() == [[1.0, -0.5, 1.0, 0.5], [0.0] * 4]
+    assert with_figures(joint)["excess_kl"].tolist() == [0.5, 0.0]
+    write_table(tmp_path / "joint.csv", rows.assign(truth_kl=np.nan))
+    assert read_joint(tmp_path / "joint.csv").excess() is None
+
+
+def test_intervals_over_documents_stand_beside_those_over_blocks(tmp_path):
+    """Two blocks a document that are alike: half as many independent values as blocks, so a wider interval."""
+    write_table(tmp_path / "joint.csv", policy_rows("int8", np.repeat(np.arange(1.0, 9.0), 2)))
+    (row,) = with_figures(read_joint(tmp_path / "joint.csv")).to_dict("records")
+    over_blocks, over_documents = (row[f"mean_kl{end}_high"] - row[f"mean_kl{end}_low"] for end in ("", "_documents"))
+    assert over_documents == pytest.approx(2**0.5 * over_blocks, rel=0.05)
 
 
 def test_the_folder_of_a_comparison_is_its_budget(tmp_path):
@@ -29,6 +54,8 @@ def test_the_folder_of_a_comparison_is_its_budget(tmp_path):
     budget, joint = read_comparison(tmp_path / "comparison" / "1e-06" / "joint.csv")
     assert budget == "1e-06"
     assert joint.policies.iloc[joint.rows("random")]["policy"].tolist() == [f"random-{n:04d}" for n in range(1, 13)]
+    budget, joint = read_comparison(tmp_path / "comparison" / "1e-06" / "bfloat16" / "joint.csv")
+    assert budget == "1e-06" and set(joint.policies["compute_dtype"]) == {"bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +66,8 @@ def test_the_folder_of_a_comparison_is_its_budget(tmp_path):
         (lambda rows: rows.iloc[:-1], "policy exact has 2 rows, expected one for each of 3 blocks"),
         (lambda rows: rows.assign(bytes=np.arange(len(rows))), "policy published is not the same in all of its rows"),
         (lambda rows: rows.assign(proxy="none"), "column 'proxy' holds 'none', expected a number"),
+        (lambda rows: rows.assign(document=[None, "a", "b"] * 2), "blocks without a document of their own"),
+        (lambda rows: rows.assign(document=list("abcabd")), "blocks without a document of their own"),
         (lambda rows: rows.assign(recipe="exact"), "the first policy is of the recipe exact, expected published"),
         (lambda rows: rows.assign(recipe="published"), "several policies of the recipe published, expected one"),
     ],

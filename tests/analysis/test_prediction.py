@@ -137,9 +137,9 @@ def test_the_table_of_gradients_is_one_that_allocators_read(study):
     assert table["reconstruction_error"].to_numpy() == pytest.approx(measured["reconstruction_error"].to_numpy())
     assert set(table["source"]) == {"gradients"} and (table["below_floor"] == 0).all()
     assert table[["floor_kl", "bf16_step_kl"]].isna().all(axis=None) and (table["standard_error"] > 0).all()
-    config = random_model(3, 2, 8).config
+    shape = random_model(3, 2, 8).shape
     for unit in ("head", "keys-values"):
-        assert read_scores(study / "gradients.csv", config, 16, unit, QUANTIZED).source == "gradients"
+        assert read_scores(study / "gradients.csv", shape, 16, unit, QUANTIZED).source == "gradients"
     schema = yaml.safe_load((SCHEMAS / "sensitivity.schema.yaml").read_text())
     for row in json.loads(table.to_json(orient="records")):
         jsonschema.validate(row, schema)

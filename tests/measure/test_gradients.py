@@ -19,7 +19,7 @@ from kvstages.measure.execution import dense_grid
 from kvstages.measure.gradients import GradientCache, Scores, Timing, graph_bytes, window_projections
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import sweep_layer
-from kvstages.scores.columns import trials
+from kvstages.scores.columns import changes
 from kvstages.scores.projections import Projections
 from kvstages.stats.correlation import rank_correlation
 
@@ -196,7 +196,7 @@ def test_slices_of_the_window_give_the_same_as_all_of_it(dtype):
     for memory in (1, 2 * one_block):
         sliced, same = window_projections(model, tokens, QUANTIZED, 3, memory, told.append)
         assert torch.allclose(sliced, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
-        assert all(torch.allclose(same[trial], error[trial], rtol=1e-4) for trial in error)
+        assert all(torch.allclose(same[change], error[change], rtol=1e-4) for change in error)
     assert told == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.4, 0.8, 1.0])
 
 
@@ -216,14 +216,14 @@ def test_against_the_measured_sweep_of_a_small_model():
     values, error = window_projections(model, tokens, QUANTIZED, 64, MEMORY)
     found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
     setting = Setting("one-pass", "float32")
-    sweeps = [sweep_layer(model, tokens, layer, trials(PARTS, QUANTIZED), setting, MEMORY) for layer in range(3)]
+    sweeps = [sweep_layer(model, tokens, layer, changes(PARTS, QUANTIZED), setting, MEMORY) for layer in range(3)]
     for part in PARTS:
         for index, name in enumerate(QUANTIZED):
-            trial = part, name
-            measured = torch.stack([sweep.kl[trial] for sweep in sweeps]).mean(dim=2).flatten().numpy()
+            change = part, name
+            measured = torch.stack([sweep.kl[change] for sweep in sweeps]).mean(dim=2).flatten().numpy()
             estimated = found.kl(part).mean(axis=0)[..., index].ravel()
             for layer, sweep in enumerate(sweeps):
-                assert torch.allclose(error[trial][layer], sweep.error[trial], rtol=1e-5)
+                assert torch.allclose(error[change][layer], sweep.error[change], rtol=1e-5)
             if name != "int2":
                 assert rank_correlation(estimated, measured) > 0.9
                 assert np.median(estimated / measured) == pytest.approx(1, abs=0.2)

@@ -27,7 +27,7 @@ def kept(tmp_path_factory):
     model, tokens = random_model(2, 2, 6), random_tokens(3, 9)
     path = tmp_path_factory.mktemp("kept") / "kept.safetensors"
     timings = timings_of(NAMES)
-    with keeping(path, (2, 4, 9, 6), 3, 5, timings, "calibration") as keep:
+    with keeping(path, model.shape, tokens, 5, timings, "calibration") as keep:
         found = window_projections(model, tokens, NAMES, 5, MEMORY, keep=keep)
     return model, tokens, path, found
 
@@ -47,10 +47,10 @@ def test_the_file_gives_the_scores_of_the_pass(kept):
 
 
 def test_its_size_is_the_formulas(kept):
-    path = kept[2]
-    stored = 3 * 2 * 4 * 9 * 6
-    assert kept_bytes((2, 4, 9, 6), 3, 5, 3) == 2 * stored * (5 * 3 + 1)
-    assert 0 < path.stat().st_size - kept_bytes((2, 4, 9, 6), 3, 5, 3) < 2000
+    model, tokens, path, _ = kept
+    size = kept_bytes(model.shape, *tokens.shape, 5, 3)
+    assert size == 2 * (3 * 2 * 4 * 9 * 6) * (5 * 3 + 1)
+    assert 0 < path.stat().st_size - size < 2000
 
 
 def test_a_precision_of_another_timing_is_refused(kept):

@@ -11,7 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstages.measure.metrics import divergence, exponential_sum, position_metrics
+from kvstages.measure.metrics import (
+    CLOSE,
+    _close_divergence,
+    divergence,
+    divergence_and_normalizer,
+    normalizer,
+    position_metrics,
+    target_logits,
+)
 
 
 @settings(deadline=None)
@@ -41,7 +49,7 @@ def test_equal_logits_diverge_by_exactly_nothing(dtype):
 
 def test_logits_that_a_gradient_flows_to_are_measured_too():
     logits = torch.randn(2, 9, requires_grad=True)
-    for measured in (divergence(logits, torch.zeros(2, 9)), exponential_sum(logits)):
+    for measured in (divergence(logits, torch.zeros(2, 9)), normalizer(logits).total):
         assert not measured.requires_grad and measured.shape == (2,)
 
 
@@ -74,6 +82,64 @@ def test_error_of_the_divergence(dtype, scale):
         assert error.max() < tolerance, (spread, error.max())
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    width=st.integers(2, 60),
+    changed=st.integers(1, 60),
+    scale=st.sampled_from([0.0, 0.5, 8.0, 60.0, 800.0]),
+    ulps=st.integers(1, 2**20),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 999),
+)
+def test_a_divergence_is_never_negative_and_right_however_small(width, changed, scale, ulps, dtype, seed):
+    """Neighbouring logits: the KL goes down to 1e-17 and below, and is known to nine digits all the same."""
+    generator = torch.Generator().manual_seed(seed)
+    reference = (scale * torch.randn(1, width, generator=generator)).to(dtype)
+    integer = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
+    logits = reference.clone()
+    moved = slice(0, min(changed, width))
+    logits[:, moved] = (
+        reference[:, moved].view(integer) ^ (1 + (ulps - 1) % (2**20 if dtype == torch.float32 else 4))
+    ).view(dtype)
+    measured, expected = divergence(logits, reference).numpy(), exact_divergence(logits, reference)
+    assert (measured >= 0).all()
+    assert np.allclose(measured, expected, rtol=1e-6, atol=1e-40)
+    if (expected < CLOSE / 2).all():
+        assert np.allclose(measured, expected, rtol=1e-9, atol=1e-40)
+    assert (measured > 0).all() or (expected < 1e-40).all()
+
+
+def test_logits_that_differ_by_a_constant_are_one_distribution():
+    logits = torch.tensor([[1.0, 2.0, -3.0], [0.5, 0.25, 8.0]])
+    assert divergence(logits, logits + 4).tolist() == [0, 0]
+
+
+def test_both_formulas_agree_where_one_hands_over_to_the_other():
+    generator = torch.Generator().manual_seed(0)
+    reference = 3 * torch.randn(200, 64, generator=generator, dtype=torch.float64)
+    logits = reference + 1e-4 * torch.randn(200, 64, generator=generator, dtype=torch.float64)
+    measured = divergence(logits, reference)
+    assert (measured < CLOSE).any() and (measured > CLOSE).any()
+    assert torch.allclose(
+        measured, _close_divergence(logits, reference, torch.empty(4, 200, 64, dtype=torch.float64)), rtol=1e-6, atol=0
+    )
+
+
+def test_a_token_that_the_policy_rules_out_is_no_overflow():
+    """Its weight is below FP64 and the ratio of its probabilities above: the product is the reference's probability."""
+    logits, reference = torch.tensor([[0.0, -800.0], [0.0, -20.0]]).unsqueeze(1)
+    assert divergence(logits, reference).item() == pytest.approx(math.log1p(math.exp(-20)), rel=1e-9)
+
+
+def test_one_exponential_gives_the_divergence_and_the_cross_entropy():
+    logits, reference = torch.randn(2, 3, 5, 40, generator=torch.Generator().manual_seed(0)).unbind()
+    tokens = torch.randint(40, (3, 5), generator=torch.Generator().manual_seed(1))
+    kl, own = divergence_and_normalizer(logits, reference, normalizer(reference))
+    assert torch.equal(kl, divergence(logits, reference))
+    expected = -torch.log_softmax(logits.double(), -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    assert torch.allclose(own.cross_entropy(target_logits(logits, tokens)), expected, rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_no_logits_are_too_large(dtype):
     """Rows that leave FP64's exponent, in either or both; equal ones still measure 0."""
@@ -91,11 +157,10 @@ def test_no_logits_are_too_large(dtype):
     assert torch.isfinite(measured).all()
     assert np.allclose(measured, exact_divergence(logits, reference), rtol=1e-14, atol=1e-15)
     assert torch.equal(divergence(logits, logits.clone()), torch.zeros(len(rows), dtype=torch.float64))
-    tokens = torch.zeros(1, len(rows), dtype=torch.long)
-    measured = position_metrics(logits[None], reference[None], tokens)
-    expected = torch.log_softmax(logits.double(), -1)[:-1, 0]
-    assert np.allclose(measured["cross_entropy"][0, :-1], -expected, rtol=1e-15, atol=1e-15)
-    assert all(np.isfinite(values[:, :-1]).all() for values in measured.values())
+    measured = position_metrics(logits, reference, torch.zeros(len(rows), dtype=torch.long))
+    expected = torch.log_softmax(logits.double(), -1)[:, 0]
+    assert np.allclose(measured["cross_entropy"], -expected, rtol=1e-15, atol=1e-15)
+    assert all(np.isfinite(values).all() for values in measured.values())
 
 
 def test_the_largest_doubles_give_a_number_too():
@@ -123,10 +188,10 @@ def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        whole = divergence(logits, reference), exponential_sum(logits)
+        whole = divergence(logits, reference), normalizer(logits).total
         monkeypatch.setattr("kvstages.measure.metrics.CHUNK_ELEMENTS", {"cpu": chunk})
-        parts = divergence(logits, reference), exponential_sum(logits)
-        given = divergence(logits, reference, exponential_sum(reference))
+        parts = divergence(logits, reference), normalizer(logits).total
+        given = divergence(logits, reference, normalizer(reference))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
@@ -134,10 +199,9 @@ def test_chunks_of_rows_do_not_change_a_bit(width, chunk, monkeypatch):
 
 
 def test_a_sure_prediction_costs_nothing_and_never_less():
-    logits = torch.zeros(1, 200, 4)
-    logits[0, :, 1] = torch.linspace(20, 90, 200)
-    measured = position_metrics(logits, logits, torch.ones(1, 200, dtype=torch.long))
-    entropy = measured["cross_entropy"][0, :-1]
+    logits = torch.zeros(200, 4)
+    logits[:, 1] = torch.linspace(20, 90, 200)
+    entropy = position_metrics(logits, logits, torch.ones(200, dtype=torch.long))["cross_entropy"]
     assert (entropy >= 0).all() and entropy[0] == pytest.approx(3 * math.exp(-20)) and entropy[-1] == 0
 
 
@@ -146,8 +210,8 @@ def test_position_metrics_by_hand():
     logits = reference.clone()
     logits[0, 0] = torch.tensor([1.0, 0.0, 0.0])
     logits[0, 1] = torch.tensor([1.5, 1.0, 0.0])
-    tokens = torch.tensor([[2, 0], [2, 1]])
-    metrics = position_metrics(logits, reference, tokens)
+    following = torch.tensor([[0, -1], [1, -1]])
+    metrics = position_metrics(logits, reference, following)
     assert metrics["agrees"].tolist() == [[True, False], [True, True]]
     assert metrics["logit_deviation"].tolist() == [[1.0, 1.5], [0, 0]]
     own, other = math.e / (math.e + 2), math.e**2 / (math.e**2 + 2)

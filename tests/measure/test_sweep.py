@@ -15,16 +15,16 @@ from kvstages.measure.execution import dense_grid
 from kvstages.measure.metrics import divergence
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import reconstruction_error, sweep_layer
-from kvstages.scores.columns import trials
+from kvstages.scores.columns import changes
 
 MEMORY = 1 << 30
-TRIALS = (("kv", "int8"), ("kv", "int4"))
+CHANGES = (("kv", "int8"), ("kv", "int4"))
 
 
-def sweep(model, tokens, layer, setting, memory=MEMORY, wanted=TRIALS, base=None) -> torch.Tensor:
-    """[trials, H, B]."""
+def sweep(model, tokens, layer, setting, memory=MEMORY, wanted=CHANGES, base=None) -> torch.Tensor:
+    """[changes, H, B]."""
     found = sweep_layer(model, tokens, layer, wanted, setting, memory, base=base)
-    return torch.stack([found.kl[trial] for trial in wanted])
+    return torch.stack([found.kl[change] for change in wanted])
 
 
 def naive(model, tokens, base, layer, head, part, precision) -> torch.Tensor:
@@ -50,7 +50,7 @@ def naive(model, tokens, base, layer, head, part, precision) -> torch.Tensor:
 @pytest.mark.parametrize("layer", [0, 2])
 def test_the_sweep_measures_what_plain_interventions_do(execution, layer):
     model, tokens = random_model(3, 2, 5, dtype=torch.float64), random_tokens(3, 9)
-    wanted = trials(PARTS, ("int8", "int3"))
+    wanted = changes(PARTS, ("int8", "int3"))
     found = sweep(model, tokens, layer, Setting(execution, "float64"), wanted=wanted)
     for index, (part, precision) in enumerate(wanted):
         for head in range(2):
@@ -71,7 +71,7 @@ def test_around_a_policy_the_sweep_measures_what_plain_interventions_do(executio
         for head in range(2):
             expected = naive(model, tokens, base, 1, head, part, precision)
             assert torch.allclose(found.kl[part, precision][head], expected, rtol=1e-6, atol=0)
-    # A trial that the policy has already changes nothing: exactly the base's KL.
+    # A change that the policy has already changes nothing: exactly the base's KL.
     unchanged = sweep_layer(model, tokens, 1, (("k", "int2"),), Setting(execution, "float64"), MEMORY, base=base)
     assert torch.equal(unchanged.kl["k", "int2"][1], unchanged.base_kl)
 
@@ -93,11 +93,11 @@ def test_an_intervention_that_changes_nothing_measures_exactly_zero(execution, d
 def test_the_floor_is_what_the_smallest_change_does_and_lies_far_below_int8_in_fp32(execution):
     model, tokens = random_model(4, 2, 16), random_tokens(4, 16)
     wanted = (("kv", "int8"), ("kv", "compute-step"), ("kv", "bf16-step"))
-    int8, null, step = sweep(model, tokens, 1, Setting(execution, "float32"), wanted=wanted)
-    assert 0 < null.mean() < 1e-4 * int8.mean() and null.mean() < 1e-4 * step.mean()
+    int8, floor, step = sweep(model, tokens, 1, Setting(execution, "float32"), wanted=wanted)
+    assert 0 < floor.mean() < 1e-4 * int8.mean() and floor.mean() < 1e-4 * step.mean()
     model = random_model(4, 2, 16, dtype=torch.bfloat16)
-    int8, null, step = sweep(model, tokens, 1, Setting(execution, "bfloat16"), wanted=wanted)
-    assert torch.equal(null, step) and null.mean() > 0.1 * int8.mean()
+    int8, floor, step = sweep(model, tokens, 1, Setting(execution, "bfloat16"), wanted=wanted)
+    assert torch.equal(floor, step) and floor.mean() > 0.1 * int8.mean()
 
 
 def test_the_reconstruction_error_of_a_hand_worked_example():
@@ -148,7 +148,7 @@ def test_trials_apart_equal_trials_together():
     model, tokens = random_model(), random_tokens()
     setting = Setting("one-pass", "float32")
     together = sweep(model, tokens, 1, setting)
-    apart = torch.cat([sweep(model, tokens, 1, setting, wanted=(trial,)) for trial in TRIALS])
+    apart = torch.cat([sweep(model, tokens, 1, setting, wanted=(change,)) for change in CHANGES])
     assert torch.equal(together, apart)
 
 
@@ -160,7 +160,7 @@ def test_a_layer_that_is_not_there_is_refused():
 def test_progress_ends_at_one():
     told = []
     setting = Setting("token-by-token", "float32")
-    sweep_layer(random_model(), random_tokens(), 0, TRIALS, setting, 1, told.append)
+    sweep_layer(random_model(), random_tokens(), 0, CHANGES, setting, 1, told.append)
     assert told == sorted(told) and told[-1] == pytest.approx(1.0)
 
 
@@ -176,9 +176,9 @@ def test_what_lies_below_the_layer_is_run_once_for_all_interventions(monkeypatch
         lambda block, x: rows.append(x.shape[0] * x.shape[1]) or original(block, x),
     )
     sweep(model, tokens, 2, Setting(execution, "float32"), memory)
-    variants = 1 + 2 * 2
+    interventions = 1 + 2 * 2
     # A pass over all layers records the rounding; in one-pass it is the one that gives what lies below, too.
     recorded, below, intervened, above = 4, 2 if execution == "token-by-token" else 0, 1, 1
     # The last group may be filled up with the base; nothing else is run twice but what the recording needs.
-    needed = tokens.numel() * (recorded + below + intervened + variants * above)
-    assert needed <= sum(rows) <= needed + tokens.numel() * variants
+    needed = tokens.numel() * (recorded + below + intervened + interventions * above)
+    assert needed <= sum(rows) <= needed + tokens.numel() * interventions

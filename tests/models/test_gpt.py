@@ -8,7 +8,8 @@ import pytest
 import torch
 from models import random_model, random_tokens
 
-from kvstages.models.gpt2_nano import GPT, CausalCache, GPTConfig, sinusoidal_positions
+from kvstages.models.decoder import CausalCache
+from kvstages.models.gpt2_nano import GPT, GPTConfig, sinusoidal_positions
 
 
 def layer_norm(x, norm):

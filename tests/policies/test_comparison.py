@@ -47,9 +47,13 @@ def test_every_recipe_takes_the_published_bytes_or_a_little_less(at_001):
     assert at_001["limit"] == 579_840
     assert at_001["granularity"]["published"] == 7936 and at_001["granularity"]["exact-kv"] == 3968
     names = [policy["policy"] for policy in at_001["policies"]]
-    assert names[:8] == ["published", *list(ALLOCATORS)[:5], "exact-kv", "random-0001"]
-    assert len(names) == len(set(names)) == 7 + 2 * 20
+    uniform = ["bf16", *QUANTIZED]
+    assert names[:13] == ["published", *list(ALLOCATORS)[:5], "exact-kv", *uniform, "random-0001"]
+    assert len(names) == len(set(names)) == 12 + 2 * 20 and at_001["left_out"] == []
     for policy in at_001["policies"]:
+        if policy["policy"] in uniform:
+            continue
+        assert policy["limit"] == 579_840
         total = policy["bytes"]["total"]
         assert total <= 579_840 and total > 579_840 - at_001["granularity"][policy["recipe"]], policy["policy"]
 
@@ -58,8 +62,20 @@ def test_the_first_policy_is_the_published_one(at_001):
     first = at_001["policies"][0]
     assert first["proxy"] == pytest.approx(0.009985672175389482, rel=1e-12) and first["proxy_steps"] == 159
     assert (first["budget"], first["budget_in"]) == (0.01, "nats")
-    assert {policy["budget_in"] for policy in at_001["policies"][1:]} == {"bytes"}
+    assert {policy["budget_in"] for policy in at_001["policies"][1:]} == {"bytes", None}
     assert first["tensors"]["int4"] == 140
+
+
+def test_uniform_policies_stand_in_every_set_at_their_own_bytes(at_001):
+    uniform = {policy["policy"]: policy for policy in at_001["policies"] if policy["recipe"] == "uniform"}
+    assert list(uniform) == ["bf16", *QUANTIZED]
+    sizes = {"bf16": 1_572_864, "int8": 811_008, "int4": 417_792, "int3": 319_488, "int2": 221_184}
+    for name, size in sizes.items():
+        assert uniform[name]["bytes"]["total"] == uniform[name]["limit"] == size
+        assert uniform[name]["tensors"][name] == 192
+    # By the scores of the first recipe that has them: the published ones.
+    assert uniform["int8"]["proxy"] == pytest.approx(published_table().proxy(["int8"] * 96))
+    assert uniform["bf16"]["proxy"] == 0
 
 
 def test_exact_has_the_least_proxy_of_its_table(at_001):
@@ -75,8 +91,8 @@ def test_random_policies_spread_and_the_others_fall_among_them(at_001):
     levels = [row["proxy"] for row in plain["quantiles"]]
     assert levels == sorted(levels) and levels[0] < levels[-1]
     # Policies of heads can be scored by tensors, too; those of tensors not by heads.
-    assert set(plain["policies"]) == {"published", *list(ALLOCATORS)[:5]}
-    assert set(fine["policies"]) == {*plain["policies"], "exact-kv"}
+    assert set(plain["policies"]) == {"published", *list(ALLOCATORS)[:5], "bf16", "int8", "int4"}
+    assert set(fine["policies"]) == {*plain["policies"], "exact-kv", "int3", "int2"}
     assert plain["policies"]["exact"]["share_below"] == 0 < plain["policies"]["by-depth"]["share_below"]
     drawn = [policy["proxy"] for policy in at_001["policies"] if policy["recipe"] == "random"]
     assert len(drawn) == 20 and levels[0] <= min(drawn) and max(drawn) <= levels[-1]
@@ -91,15 +107,17 @@ def test_a_budget_in_bytes_and_the_seed():
     assert first[0] == first[1] != first[2]
     assert 496_032 < first[0]["limit"] <= 500_000
     assert first[0]["policies"][0] == first[2]["policies"][0]
-    assert [policy["seed"] for policy in first[2]["policies"]] == [None, *[2] * 10]
+    seeds = [policy["seed"] for policy in first[2]["policies"] if policy["recipe"] != "uniform"]
+    assert seeds == [None, *[2] * 10]
 
 
-def test_a_recipe_that_cannot_take_so_few_bytes_is_named():
+def test_a_recipe_that_cannot_take_so_few_bytes_is_left_out_and_named():
     short = Recipe("int8-only", "exact", random_table(12, 8, ("int8",)))
-    with pytest.raises(
-        ValueError, match="recipe int8-only: budget 579840 bytes: too small for any policy of bf16, int8"
-    ):
-        equal_bytes([recipes()[0], short], NATS, 1, 1, 0)
+    found = equal_bytes([recipes()[0], short], NATS, 1, 1, 0)
+    assert found["left_out"] == ["int8-only"]
+    assert [policy["policy"] for policy in found["policies"]] == ["published", "bf16", "int8", "int4"]
+    wide = equal_bytes([recipes()[0], short], Budget(900_000, "bytes"), 1, 1, 0)
+    assert wide["left_out"] == [] and wide["policies"][1]["policy"] == "int8-only"
 
 
 @pytest.mark.parametrize(
@@ -111,30 +129,38 @@ def test_recipes_that_make_no_set_are_refused(order, message):
         equal_bytes([recipes()[index] for index in order], NATS, 1, 1, 0)
 
 
-def test_the_frontier_goes_from_all_bf16_to_the_last_rung():
+def test_the_frontier_has_the_same_totals_for_all_families_and_those_of_the_uniform_policies():
     table = random_table(12, 8, QUANTIZED, "keys-values")
     plain = random_table(12, 8, ("int8", "int4"), seed=4)
     found = frontier_policies([Recipe("exact", "exact", table), Recipe("greedy", "greedy", plain)], 24)["policies"]
     names = [policy["policy"] for policy in found]
-    assert names[:5] == ["bf16", "int8", "int4", "int3", "int2"] and len(names) == len(set(names)) == 5 + 24 + 24
-    exact = found[5:29]
-    sizes = [policy["bytes"]["total"] for policy in exact]
-    assert [sizes[0], sizes[-1]] == [192 * 64 * 128, 192 * 64 * 18] and sizes == sorted(sizes, reverse=True)
-    proxies = [policy["proxy"] for policy in exact]
-    assert proxies == sorted(proxies) and proxies[0] == 0.0
-    assert exact[0]["tensors"]["bf16"] == exact[-1]["tensors"]["int2"] == 192
-    # Evenly spaced, within what one tensor saves.
-    assert np.abs(np.diff(sizes) - np.diff(sizes).mean()).max() < 3968
+    assert names[:5] == ["bf16", *QUANTIZED] and len(names) == len(set(names))
+    families = {name: [policy for policy in found if policy["recipe"] == name] for name in ("exact", "greedy")}
+    uniform = {policy["bytes"]["total"] for policy in found[:5]}
+    limits = [policy["limit"] for policy in families["exact"]]
+    even = np.linspace(192 * 64 * 128, 192 * 64 * 18, 24).astype(int)
+    assert limits == sorted({*even.tolist(), *uniform}, reverse=True)
+    # A family ends where it can save no more.
+    assert [policy["limit"] for policy in families["greedy"]] == [limit for limit in limits if limit >= 417_792]
+    for family in families.values():
+        assert all(policy["bytes"]["total"] <= policy["limit"] for policy in family)
+        proxies = [policy["proxy"] for policy in family]
+        assert proxies == sorted(proxies) and proxies[0] == 0.0
+        assert family[0]["tensors"]["bf16"] == 192
+    assert families["exact"][-1]["tensors"]["int2"] == families["greedy"][-1]["tensors"]["int4"] == 192
     # Each uniform policy costs no less than the frontier at its bytes.
-    for uniform in found[1:5]:
-        best = ALLOCATORS["exact"](table, Budget(uniform["bytes"]["total"], "bytes"), 0)
-        assert table.proxy(best.choice) <= uniform["proxy"] == table.proxy([uniform["policy"]] * 192)
-        assert (uniform["recipe"], uniform["allocator"], uniform["budget"]) == ("uniform", "uniform", None)
+    for policy in found[1:5]:
+        best = next(own for own in families["exact"] if own["limit"] == policy["bytes"]["total"])
+        assert best["proxy"] <= policy["proxy"] == table.proxy([policy["policy"]] * 192)
+        assert (policy["recipe"], policy["allocator"], policy["budget"]) == ("uniform", "uniform", None)
 
 
-def test_few_units_give_each_policy_once():
-    found = frontier_policies([Recipe("exact", "exact", random_table(1, 2, ("int8",)))], 24)["policies"]
-    assert [policy["policy"] for policy in found] == ["bf16", "int8", "exact-32768B", "exact-24832B", "exact-16896B"]
+def test_few_units_give_a_policy_for_every_total():
+    found = frontier_policies([Recipe("exact", "exact", random_table(1, 2, ("int8",)))], 4)["policies"]
+    assert [policy["policy"] for policy in found] == [
+        *("bf16", "int8", "exact-32768B", "exact-27477B", "exact-22186B", "exact-16896B")
+    ]
+    assert [policy["bytes"]["total"] for policy in found[2:]] == [32768, 24832, 16896, 16896]
 
 
 def test_a_frontier_cannot_be_random():
@@ -191,10 +217,10 @@ def test_the_stage_writes_a_set(folder, words):
     assert record["tokens"] == 12 and record["sources"]["b"] == {"execution": "one-pass", "compute_dtype": "float32"}
     policy_schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
     for policy in record["policies"]:
-        shared = {key: value for key, value in policy.items() if key != "recipe"}
+        shared = {key: value for key, value in policy.items() if key not in ("recipe", "limit")}
         jsonschema.validate({**shared, **record["sources"][policy["sensitivity"]]}, policy_schema)
     if "--budget" in words:
-        assert len(record["policies"]) == 2 + 7 and record["draws"][0]["count"] == 30
+        assert len(record["policies"]) == 2 + 5 + 7 and record["draws"][0]["count"] == 30
         assert record["policies"][0]["sensitivity"] == "b" and record["budget"] == "0.001"
     else:
         assert record["budget"] is None and "limit" not in record

@@ -14,7 +14,7 @@ from kvstages.cache.precisions import QUANTIZED
 from kvstages.models.config import GPTConfig
 from kvstages.scores.table import COLUMNS, read_scores, read_setting
 
-CONFIG = GPTConfig(50, 32, 16, 3, 2)
+SHAPE = GPTConfig(50, 32, 16, 3, 2).shape
 
 
 def rows(precisions=("int8", "int4", "int3"), parts=("kv", "k", "v")) -> pd.DataFrame:
@@ -32,9 +32,9 @@ def rows(precisions=("int8", "int4", "int3"), parts=("kv", "k", "v")) -> pd.Data
     return table.assign(another_column=1.0)
 
 
-def read(tmp_path, table: pd.DataFrame, *more, config=CONFIG):
+def read(tmp_path, table: pd.DataFrame, *more, shape=SHAPE):
     table.to_csv(tmp_path / "s.csv", index=False)
-    return read_scores(tmp_path / "s.csv", config, 4, *more)
+    return read_scores(tmp_path / "s.csv", shape, 4, *more)
 
 
 def test_units_and_precisions_are_picked_from_the_table(tmp_path):
@@ -111,7 +111,7 @@ def test_a_score_that_is_none_names_the_unit(tmp_path, bad):
 def test_a_file_that_is_no_table_is_named(tmp_path):
     (tmp_path / "s.csv").write_text("")
     with pytest.raises(ValueError, match=r"s\.csv: not a table"):
-        read_scores(tmp_path / "s.csv", CONFIG, 4)
+        read_scores(tmp_path / "s.csv", SHAPE, 4)
 
 
 @pytest.mark.parametrize("precisions", [["int4", "int8"], ["int8", "int4", "int8"], []])

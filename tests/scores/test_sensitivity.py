@@ -8,17 +8,17 @@ import pytest
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files.atomic import write_table
-from kvstages.scores.columns import SENSITIVITY_COLUMNS, sweep_table, trials
+from kvstages.scores.columns import SENSITIVITY_COLUMNS, changes, sweep_table
 from kvstages.scores.gather import gather
 
 SETTING = {"execution": "one-pass", "compute_dtype": "float32"}
-TRIALS = trials(PARTS, ("int8", "int4", "compute-step", "bf16-step"))
+CHANGES = changes(PARTS, ("int8", "int4", "compute-step", "bf16-step"))
 
 
-def shard(folder, layer: int, setting=SETTING, blocks: int = 4, wanted=TRIALS, base: float = 0.0):
+def shard(folder, layer: int, setting=SETTING, blocks: int = 4, wanted=CHANGES, base: float = 0.0):
     rng = np.random.default_rng(layer)
     path = folder / f"layer-{layer:02d}.csv"
-    kl, error = ({trial: rng.random((3, blocks)) for trial in wanted[::-1]} for _ in range(2))
+    kl, error = ({change: rng.random((3, blocks)) for change in wanted[::-1]} for _ in range(2))
     write_table(path, sweep_table(layer, kl, [base] * blocks, error, setting))
     return path
 
@@ -52,8 +52,8 @@ def test_a_score_is_what_a_trial_adds_to_the_base(tmp_path):
     assert np.allclose(alone["mean_kl"] - 0.25, added["mean_kl"])
 
 
-def test_without_null_interventions_there_is_no_floor_and_nothing_below_it(tmp_path):
-    table = gather([shard(tmp_path, 0, wanted=trials(("kv",), ("int8",)))], "mine")
+def test_without_control_interventions_there_is_no_floor_and_nothing_below_it(tmp_path):
+    table = gather([shard(tmp_path, 0, wanted=changes(("kv",), ("int8",)))], "mine")
     assert table["floor_kl"].isna().all() and table["bf16_step_kl"].isna().all() and not table["below_floor"].any()
 
 

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from kvstages.stats.bootstrap import (
     block_interval,
     block_means,
+    document_count,
+    document_interval,
+    document_members,
     mcnemar,
     paired_difference,
     ratio_of_means,
@@ -54,6 +57,66 @@ def test_the_interval_of_skewed_blocks_covers_nearly_as_often(few_resamples):
 
 def test_positions_taken_as_independent_would_cover_far_too_rarely(few_resamples):
     assert coverage(lambda rng: block_interval(blocks(rng).reshape(-1, 1)), 1.0) < 0.65
+
+
+def clustered(rng, documents=16, blocks_each=2, between=0.5):
+    """Blocks with mean 1 of documents that differ in their level, and the document of each block."""
+    levels = 1.0 + between * rng.normal(size=documents)
+    values = np.repeat(levels, blocks_each) + 0.1 * rng.normal(size=documents * blocks_each)
+    return values, [f"text-{index}" for index in range(documents) for _ in range(blocks_each)]
+
+
+def test_documents_drawn_whole_cover_other_documents_and_single_blocks_do_not(few_resamples):
+    """Eight blocks a document that hardly differ within it: 128 blocks, but 16 texts."""
+    few = lambda rng: clustered(rng, 16, 8)  # noqa: E731 - two uses, one line
+    assert 0.87 <= coverage(lambda rng: document_interval(*few(rng)), 1.0) <= 0.98
+    assert coverage(lambda rng: block_interval(few(rng)[0]), 1.0) < 0.65
+
+
+def test_more_documents_cover_better_and_paired_figures_cover_by_document_too(few_resamples):
+    assert 0.88 <= coverage(lambda rng: document_interval(*clustered(rng, 32)), 1.0) <= 0.98
+
+    def pair(rng):
+        second, documents = clustered(rng, 32)
+        second = 5 + second
+        shift = np.repeat(0.1 * rng.normal(size=32), 2)
+        return 0.8 * second + shift, second, documents
+
+    def by_document(statistic):
+        def interval(rng):
+            first, second, documents = pair(rng)
+            return statistic(first, second, documents=documents)[1:]
+
+        return interval
+
+    assert 0.88 <= coverage(by_document(paired_difference), -1.2) <= 0.98
+    assert 0.88 <= coverage(by_document(ratio_of_means), 0.8) <= 0.98
+    assert 0.88 <= coverage(by_document(relative_reduction), 0.2) <= 0.98
+
+
+def test_a_block_a_document_is_the_bootstrap_over_blocks():
+    values = np.random.default_rng(5).normal(size=(12, 3))
+    each = [f"{index:02d}" for index in range(12)]
+    assert document_interval(values, each) == pytest.approx(block_interval(values))
+
+
+def test_documents_count_by_the_blocks_that_they_hold():
+    """Of 3 blocks at 0 and 1 at 4 the mean is 1; a draw of one document twice is its own mean."""
+    values, documents = np.array([0.0, 4.0, 0.0, 0.0]), ["long", "short", "long", "long"]
+    assert document_members(documents).tolist() == [[1, 0, 1, 1], [0, 1, 0, 0]]
+    (drawn,) = resampled_means(values, documents=documents)
+    assert set(drawn.tolist()) == {0.0, 1.0, 4.0}
+    assert document_count(documents) == 2 and document_count(None) == 0
+
+
+@pytest.mark.parametrize("documents", [None, ["a", "b", "c", "c"]])
+def test_unknown_or_too_few_documents_have_no_interval(documents):
+    assert document_interval(np.arange(4.0), documents) == (None, None)
+
+
+def test_labels_must_be_of_the_same_blocks():
+    with pytest.raises(ValueError, match="samples of 3 and 4 blocks, expected the same blocks in each"):
+        resampled_means(np.ones(3), documents=["a", "b", "c", "d"])
 
 
 def test_differences_and_ratios_cover(few_resamples):
@@ -113,7 +176,7 @@ def test_what_cannot_be_paired_is_refused():
         paired_difference(np.ones(3), np.ones(4))
     with pytest.raises(ValueError, match="samples of 3 and 4 blocks"):
         ratio_of_means(np.ones(3), np.ones(4))
-    with pytest.raises(ValueError, match=r"a ratio to a mean of 0\.0 in block 1, expected means above 0"):
+    with pytest.raises(ValueError, match=r"a ratio to a mean that may be 0\.0, expected one above 0 in every resample"):
         ratio_of_means(np.ones(2), np.array([1.0, 0.0]))
 
 

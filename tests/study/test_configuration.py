@@ -8,6 +8,7 @@ import yaml
 
 from kvstages.study.configuration import check_shared, check_study, load_studies, load_study, shown
 
+DRAWN = {"documents": 4, "blocks": 8, "seed": 0}
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
 SHARED = {
     "studies": ["demo", "gpt2-nano"],
@@ -140,6 +141,16 @@ def test_a_right_study_from_a_folder(study, source):
         ),
         # windows
         ("windows.calibration", [0], "windows.calibration: a list, expected [start, end] in token positions"),
+        ("windows.calibration", {"documents": 4}, "windows.calibration.blocks: missing"),
+        ("windows.calibration", DRAWN | {"text": 1}, "windows.calibration.text: unknown key"),
+        ("windows.calibration", DRAWN | {"blocks": 0}, "windows.calibration.blocks: 0, expected at least 1 (blocks of"),
+        ("windows.calibration", DRAWN | {"seed": -1}, "windows.calibration.seed: -1, expected at least 0 (a seed)"),
+        (
+            "windows.calibration",
+            DRAWN | {"blocks": 3},
+            "window calibration: 3 blocks of 4 documents, expected at least",
+        ),
+        ("windows.calibration", DRAWN, "windows.calibration: drawn from documents, but artifacts.files.documents is"),
         ("windows.calibration", [-64, 0], "windows.calibration[0]: -64, expected at least 0 (a token position)"),
         ("windows.calibration", [0, 1.5], "windows.calibration[1]: 1.5, expected a whole number (a token position)"),
         ("windows.calibration", [0, 0], "window calibration (0 to 0) is empty"),
@@ -159,7 +170,7 @@ def test_a_right_study_from_a_folder(study, source):
         ("comparison", {}, "comparison.budgets: missing"),
         ("comparison", COMPARISON | {"frontier": 1}, "comparison.frontier: 1, expected at least 2 (byte totals"),
         ("comparison", COMPARISON | {"random": 0}, "comparison.random: 0, expected at least 1 (random policies"),
-        ("comparison", COMPARISON | {"budgets": ["9B"]}, "comparison.budgets[0]: the text '9B' is not a number"),
+        ("comparison", COMPARISON | {"budgets": ["9K"]}, "comparison.budgets[0]: the text '9K' is not a number"),
         ("precisions", [], "precisions: empty, expected at least one of precisions"),
         # budgets
         ("budgets.1", -0.1, "budgets[1]: -0.1 is negative; expected a KL budget of 0 or more, in nats"),
@@ -209,6 +220,13 @@ def test_windows_out_of_order(study):
     windows = dict(reversed(study["windows"].items()))
     with pytest.raises(ValueError, match=r"window reserved \(4096 to 5120\) starts before validation ends at 10240"):
         check_study("demo", changed(study, "windows", windows))
+
+
+def test_windows_are_stretches_or_drawn_from_documents(study):
+    pin = {"path": "documents.json", "sha256": 64 * "0"}
+    drawn = changed(study, "artifacts.files.documents", pin)
+    check_study("demo", changed(drawn, "windows.validation", DRAWN))
+    check_study("demo", changed(study, "comparison", COMPARISON | {"budgets": ["250000B", 0.01]}))
 
 
 @pytest.mark.parametrize("name", ["Embedded", "a_b", "a/b", "", "-a", "a.b"])

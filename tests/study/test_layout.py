@@ -57,15 +57,38 @@ def test_the_order_of_seeds_and_arms_changes_no_list_and_not_which_seed_the_cont
             assert other.all_files == first.all_files
 
 
-def test_comparison_budgets_come_from_the_least() -> None:
-    assert study(COMPARED, comparison={**COMPARISON, "budgets": [0.02, 0.003, 0.01]}).comparison_files == [
-        f"results/small/comparison/{budget}/joint.csv" for budget in ("0.003", "0.01", "0.02")
+@pytest.mark.parametrize(
+    ("budgets", "ordered"),
+    [([0.02, 0.003, 0.01], ("0.003", "0.01", "0.02")), (["500B", "900B", "70B"], ("900B", "500B", "70B"))],
+)
+def test_the_comparison_budget_that_quantizes_most_comes_last(budgets: list[Any], ordered: tuple[str, ...]) -> None:
+    """Each in the study's own arithmetic first, then in BF16."""
+    compared = study(COMPARED, comparison={**COMPARISON, "budgets": budgets})
+    assert compared.comparison_files == [
+        f"results/small/comparison/{budget}/{place}joint.csv" for budget in ordered for place in ("", "bfloat16/")
     ]
+    assert compared.joint_files == [
+        *(f"results/small/comparison/{budget}/joint.csv" for budget in ordered),
+        "results/small/frontier/joint.csv",
+    ]
+    assert compared.predicted_joint_files[-1] == f"results/small/comparison/{ordered[-1]}/joint.csv"
+
+
+def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
+    pinned = {**FILES, "documents": {"path": "deep/documents.json", "sha256": 64 * "0"}}
+    windows = {"validation": {"documents": 4, "blocks": 8, "seed": 1}, "calibration": [0, 16]}
+    drawn = study(artifacts={"source": "local", "location": "/models", "files": pinned}, windows=windows)
+    assert drawn.window_arguments == [
+        *("--window", "validation=documents:4,blocks:8,seed:1", "--window", "calibration=0:16"),
+        *("--documents", "resources/small/documents/documents.json"),
+    ]
+    assert drawn.document_files[0] in drawn.input_files and study().document_files == []
+    assert "--documents" not in study().window_arguments
 
 
 def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
     assert study(COMPARED).figure_names == list(FIGURES) and study(COMPARED).table_names == list(TABLES)
-    compared = {"equal-bytes", "frontier", "proxy-joint", "gradients"}
+    compared = {"equal-bytes", "frontier", "frontier-reduction", "proxy-joint", "gradients"}
     assert set(study().figure_names) == set(FIGURES) - compared
     assert set(study().table_names) == set(TABLES) - compared - {"prediction"}
     assert "greedy-path" not in study(allocators=["exact"]).figure_names

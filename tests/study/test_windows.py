@@ -1,18 +1,36 @@
+"""Windows: cut as they are written, drawn evenly from documents, and refused by name."""
+
+import csv
 import dataclasses
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstages.cli import main
 from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_tensors
 from kvstages.models.config import GPTConfig
+from kvstages.study.documents import Document, draw_blocks, read_documents
 from kvstages.study.shards import write_shard
-from kvstages.study.windows import check_tokens, check_windows, cut_windows, load_window, parse_windows
+from kvstages.study.windows import (
+    Draw,
+    Stretch,
+    check_tokens,
+    check_windows,
+    cut_windows,
+    load_window,
+    parse_windows,
+    window_documents,
+    window_of,
+)
 
 CONFIG = GPTConfig(vocab_size=50, context_len=16, embedding_dim=4, num_layers=1, num_heads=2)
 
@@ -32,9 +50,11 @@ def model(tmp_path):
     return path
 
 
-def run(shard, model, output, *windows, block=8):
+def run(shard, model, output, *windows, block=8, documents=None):
     arguments = ["windows", "--shard", shard, "--model", model, "--block", block, "--output", output]
+    arguments += ["--places", output.with_suffix(".csv")]
     arguments += [part for window in windows for part in ("--window", window)]
+    arguments += [] if documents is None else ["--documents", documents]
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
@@ -43,7 +63,14 @@ def test_command_cuts_blocks_in_order(shard, model, tmp_path):
     result = run(shard, model, output, "calibration=0:16", "validation=40:64")
     assert (result.exit_code, result.output) == (0, "")
     tensors, record = read_tensors(output)
-    assert record == {"block": 8, "windows": {"calibration": [0, 16], "validation": [40, 64]}}
+    places = {"calibration": [0, 8], "validation": [40, 48, 56]}
+    assert record["block"] == 8
+    assert record["windows"] == {name: {"starts": own, "documents": None} for name, own in places.items()}
+    assert output.with_suffix(".csv").read_text().splitlines()[:2] == [
+        "window,block,document,start",
+        "calibration,0,,0",
+    ]
+    assert window_documents(output, "validation") is None
     assert tensors["calibration"].tolist() == [list(range(8)), list(range(8, 16))]
     assert tensors["validation"].dtype == torch.int64
     assert tensors["validation"].flatten().tolist() == [position % 50 for position in range(40, 64)]
@@ -55,11 +82,11 @@ def test_command_cuts_blocks_in_order(shard, model, tmp_path):
 def test_a_window_cut_for_another_model_is_refused(shard, model, tmp_path):
     path = tmp_path / "windows.safetensors"
     run(shard, model, path, "validation=40:56")
-    assert torch.equal(load_window(path, "validation", CONFIG), load_window(path, "validation"))
-    shorter = dataclasses.replace(CONFIG, context_len=7)
+    assert torch.equal(load_window(path, "validation", CONFIG.shape), load_window(path, "validation"))
+    shorter = dataclasses.replace(CONFIG.shape, context=7)
     with pytest.raises(ValueError, match=r"windows\.safetensors: blocks of 8 tokens are longer than .* context of 7"):
         load_window(path, "validation", shorter)
-    smaller = dataclasses.replace(CONFIG, vocab_size=49)
+    smaller = dataclasses.replace(CONFIG.shape, vocabulary=49)
     with pytest.raises(ValueError, match=r"windows\.safetensors: token id 49 is outside the model's vocabulary of 49"):
         load_window(path, "validation", smaller)
 
@@ -75,7 +102,7 @@ def test_a_window_cut_for_another_model_is_refused(shard, model, tmp_path):
 )
 def test_what_are_no_token_blocks_is_refused(tokens, message):
     with pytest.raises(ValueError, match=f"w.safetensors: {message}"):
-        check_tokens(tokens, CONFIG, Path("w.safetensors"))
+        check_tokens(tokens, CONFIG.shape, Path("w.safetensors"))
 
 
 def test_command_is_byte_stable(shard, model, tmp_path):
@@ -85,9 +112,9 @@ def test_command_is_byte_stable(shard, model, tmp_path):
 
 
 def test_windows_may_touch_and_end_with_the_shard(shard):
-    blocks = cut_windows(shard, {"one": (0, 48), "two": (48, 96)}, 16, CONFIG)
-    assert [ids.shape for ids in blocks.values()] == [(3, 16), (3, 16)]
-    assert np.concatenate([ids.ravel() for ids in blocks.values()]).tolist() == [i % 50 for i in range(96)]
+    cut = cut_windows(shard, {"one": Stretch(0, 48), "two": Stretch(48, 96)}, 16, CONFIG.shape)
+    assert [own.tokens.shape for own in cut.values()] == [(3, 16), (3, 16)]
+    assert np.concatenate([own.tokens.ravel() for own in cut.values()]).tolist() == [i % 50 for i in range(96)]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +130,10 @@ def test_windows_may_touch_and_end_with_the_shard(shard):
         (["a=0:34"], 17, "block of 17 tokens is longer than the model's context of 16"),
         (["a=0:8"], 1, "block of 1 tokens: expected at least 2"),
         (["a=0:8", "a=8:16"], 8, "window a is given twice"),
-        (["a=0-8"], 8, "window 'a=0-8': expected name=start:end, such as calibration=0:512"),
+        (["a=documents:3,blocks:2,seed:0"], 8, "window a: 2 blocks of 3 documents, expected at least one document and"),
+        (["a=documents:0,blocks:2,seed:0"], 8, "window a: 2 blocks of 0 documents, expected at least one document and"),
+        (["a=documents:1,blocks:2,seed:0"], 8, "a window is drawn from documents, but no documents file is given"),
+        (["a=0-8"], 8, "window 'a=0-8': expected NAME=START:END, such as calibration=0:512, or NAME=documents:16,"),
     ],
 )
 def test_wrong_windows(shard, model, tmp_path, windows, block, expected):
@@ -128,7 +158,8 @@ def test_ids_outside_the_windows_do_not_matter(tmp_path):
     tokens = np.full(32, 60000)
     tokens[8:16] = 49
     write_shard(tmp_path / "shard.bin", tokens)
-    assert cut_windows(tmp_path / "shard.bin", {"a": (8, 16)}, 8, CONFIG)["a"].tolist() == [[49] * 8]
+    cut = cut_windows(tmp_path / "shard.bin", {"a": Stretch(8, 16)}, 8, CONFIG.shape)
+    assert cut["a"].tokens.tolist() == [[49] * 8]
 
 
 def test_wrong_shard_and_wrong_model(shard, model, tmp_path):
@@ -144,9 +175,124 @@ def test_wrong_shard_and_wrong_model(shard, model, tmp_path):
 
 
 def test_parse_keeps_the_order_given():
-    assert list(parse_windows(["b=0:8", "a=8:16"]).items()) == [("b", (0, 8)), ("a", (8, 16))]
+    parsed = parse_windows(["b=0:8", "a=documents:2,blocks:3,seed:7"])
+    assert list(parsed.items()) == [("b", Stretch(0, 8)), ("a", Draw(2, 3, 7))]
+    assert {name: f"{name}={window}" for name, window in parsed.items()} == {
+        "b": "b=0:8",
+        "a": "a=documents:2,blocks:3,seed:7",
+    }
 
 
 def test_check_windows_accepts_the_published_ones():
     published = json.loads('{"c": [0, 512], "a": [512, 4096], "r": [4096, 5120], "v": [9000000, 9002048]}')
-    check_windows({name: tuple(ends) for name, ends in published.items()}, 64)
+    check_windows({name: window_of(ends) for name, ends in published.items()}, 64)
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """Ten documents of 10 tokens each, of the shard's 100: one block of 8 each."""
+    return write_documents(tmp_path, [10] * 10)
+
+
+def write_documents(folder, lengths):
+    ends = np.cumsum(lengths).tolist()
+    entries = [
+        {"document": f"text-{index}", "start": end - length, "end": end}
+        for index, (length, end) in enumerate(zip(lengths, ends, strict=True))
+    ]
+    (folder / "documents.json").write_text(json.dumps(entries))
+    return folder / "documents.json"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(4, 40), min_size=3, max_size=12),
+    count=st.integers(1, 4),
+    extra=st.integers(0, 6),
+    seed=st.integers(0, 99),
+)
+def test_draws_take_whole_blocks_evenly_from_documents(lengths, count, extra, seed):
+    ends = np.cumsum(lengths).tolist()
+    documents = [Document(f"{i}", e - n, e) for i, (n, e) in enumerate(zip(lengths, ends, strict=True))]
+    blocks, block = count + extra, 4
+    most = -(-blocks // count)
+    if sum(length >= most * block for length in lengths) < count:
+        with pytest.raises(ValueError, match="documents left are long enough"):
+            draw_blocks(documents, count, blocks, block, seed)
+        return
+    taken = draw_blocks(documents, count, blocks, block, seed)
+    assert taken == draw_blocks(documents[::-1], count, blocks, block, seed)
+    starts = [start for _, start in taken]
+    assert len(starts) == blocks and starts == sorted(starts)
+    assert all(later - earlier >= block for earlier, later in pairwise(starts))
+    assert all(own.start <= start and start + block <= own.end for own, start in taken)
+    shares = Counter(own for own, _ in taken).values()
+    assert len(shares) == count and max(shares) - min(shares) <= 1
+
+
+def test_the_draw_depends_on_the_seed_and_every_document_is_drawn_alike_often():
+    documents = [Document(f"text-{index}", 100 * index, 100 * index + 100) for index in range(10)]
+    drawn = Counter(own.name for seed in range(300) for own, _ in draw_blocks(documents, 3, 3, 8, seed))
+    assert set(drawn) == {document.name for document in documents} and min(drawn.values()) > 60  # 90 each, one sigma 8
+    places = Counter(start % 100 for seed in range(300) for _, start in draw_blocks(documents, 3, 3, 8, seed))
+    assert sorted(places) == list(range(0, 96, 8)) and min(places.values()) > 45  # 75 each
+
+
+def test_no_document_serves_two_windows_and_the_record_says_where_each_block_came_from(
+    shard, model, documents, tmp_path
+):
+    output = tmp_path / "windows.safetensors"
+    drawn = ["validation=documents:4,blocks:4,seed:1", "calibration=documents:3,blocks:3,seed:1"]
+    result = run(shard, model, output, "adaptation=16:24", *drawn, documents=documents)
+    assert (result.exit_code, result.output) == (0, "")
+    tensors, record = read_tensors(output)
+    names = {name: window_documents(output, name) for name in ("validation", "calibration")}
+    both = names["validation"] + names["calibration"]
+    # The run of positions lies in documents 1 and 2: no draw takes these.
+    assert len(set(both)) == 7 and not {"text-1", "text-2"} & set(both)
+    for name, window in tensors.items():
+        for ids, start in zip(window.tolist(), record["windows"][name]["starts"], strict=True):
+            assert ids == [position % 50 for position in range(start, start + 8)]
+    rows = list(csv.DictReader(output.with_suffix(".csv").open()))
+    assert [row["document"] for row in rows] == ["", *both]
+    assert [int(row["start"]) for row in rows[1:]] == [10 * int(name.removeprefix("text-")) for name in both]
+    # The first window's draw does not depend on what follows it.
+    run(shard, model, tmp_path / "other", "adaptation=16:24", drawn[0], documents=documents)
+    assert window_documents(tmp_path / "other", "validation") == names["validation"]
+
+
+def test_too_few_documents_are_refused_by_name(shard, model, documents, tmp_path):
+    drawn = ["a=documents:8,blocks:8,seed:0", "b=documents:3,blocks:3,seed:0"]
+    result = run(shard, model, tmp_path / "out", *drawn, documents=documents)
+    assert (result.exit_code, len(result.output.splitlines())) == (1, 1)
+    assert "documents.json: window b: 2 of 2 documents left are long enough for 1 blocks of 8 tokens" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({}, "expected a list of documents"),
+        ([], "expected a list of documents"),
+        ([{"document": "a", "start": 0}], r"documents\[0\]: expected the keys document, start and end"),
+        ([{"document": "", "start": 0, "end": 4}], r"documents\[0\]: document '', expected a name"),
+        (
+            [{"document": "a", "start": 0, "end": True}],
+            r"documents\[0\] \(a\): from 0 to True, expected token positions",
+        ),
+        ([{"document": "a", "start": 4, "end": 4}], r"\(a\): from 4 to 4, expected positions from 0 to 100, in order"),
+        ([{"document": "a", "start": 0, "end": 101}], r"\(a\): from 0 to 101, expected positions from 0 to 100"),
+        (
+            [{"document": "a", "start": 0, "end": 8}, {"document": "b", "start": 7, "end": 9}],
+            r"documents\[1\] \(b\): from 7 to 9, expected positions from 8 to 100, in order",
+        ),
+        (
+            [{"document": "a", "start": 0, "end": 8}, {"document": "a", "start": 8, "end": 9}],
+            "a second document of the",
+        ),
+    ],
+)
+def test_wrong_documents(entries, said, tmp_path):
+    (tmp_path / "documents.json").write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match=rf"documents\.json: .*{said}|documents\.json: {said}"):
+        read_documents(tmp_path / "documents.json", 100)

@@ -181,7 +181,7 @@ def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, st
     _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches")
     for note in (
         "<h1>Speeches: ", PROXY, NOT_FASTER, "the scales of one cache of one block at batch 1",
-        "Measured jointly with one-pass execution, computed in float32, teacher-forced; 8 blocks of the window valid",
+        "Measured jointly with one-pass execution, computed in float32", "teacher-forced; 8 blocks of the window valid",
     ):  # fmt: skip
         assert note in page
     make(name, study, tmp_path / "again.html", "--title", "Speeches")
@@ -191,29 +191,39 @@ def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, st
 
 def test_equal_bytes(study, tmp_path):
     table, page = make("equal-bytes", study, tmp_path / "t.html")
-    assert table["budget"].drop_duplicates().tolist() == [0.01, 0.04]
-    exact = table[(table["budget"] == 0.01) & (table["recipe"] == "exact")].iloc[0]
+    assert table[["budget", "compute_dtype"]].drop_duplicates().to_numpy().tolist() == [
+        [budget, dtype] for budget in (0.01, 0.04) for dtype in ("float32", "bfloat16")
+    ]
+    own = table[(table["budget"] == 0.01) & (table["compute_dtype"] == "float32")].set_index("policy")
+    exact = own.loc["exact"]
     assert 0.2 < exact["kl_reduction"] < 0.3 and exact["kl_reduction_low"] > 0 and exact["drawn_less_proxy"] == 0
-    assert "<caption>Budget 0.01 of the published recipe</caption>" in page
+    assert "<caption>Budget 0.01 of the published recipe: which order holds in which arithmetic</caption>" in page
     assert '<tr class="strong"><td class="text">published</td>' in page
-    low, high = (decimal(1)(100 * exact[f"kl_reduction_{end}"]) for end in ("low", "high"))
-    said = f'{decimal(1)(100 * exact["kl_reduction"])} %<span class="interval">[{low}, {high} %]</span>'
-    assert said in page
+    pairs = [
+        "{}, {}".format(*(decimal(1)(100 * exact[f"kl_reduction_{kind}{end}"]) for end in ("low", "high")))
+        for kind in ("", "documents_")
+    ]
+    said = f'{decimal(1)(100 * exact["kl_reduction"])} %<span class="interval">[{pairs[0]} %]</span>'
+    assert f'{said}<span class="interval">{{{pairs[1]} %}}</span>' in page
+    for header in ("KL, FP32 (nats)", "KL, BF16 (nats)", "excess KL, FP32 (nats)", "excess KL, BF16 (nats)"):
+        assert f"<th>{header}</th>" in page
+    assert '<td class="text">1 / 1 / 1 / 1</td>' in page and '<td class="text">uniform INT8</td>' in page
     assert "<td>0.007</td>" in page
     assert "exact-split-low: exact, scores measured-float32, unit keys-values, int8 int4 int3 int2" in page
     assert "<caption>Joint KL of the random policies (nats)</caption>" in page
+    assert "bootstrap over the 4 documents" in page
 
 
 def test_frontier(study, tmp_path):
     table, page = make("frontier", study, tmp_path / "t.html")
-    assert len(table) == 4 + 3 * 6
-    assert table[table["recipe"] == "uniform"]["policy"].tolist() == ["bf16", "int8", "int4", "int2"]
-    assert (
-        "<caption>exact-split-low: exact, scores measured-float32, unit keys-values, int8 int4 int3 int2</caption>"
-        in page
-    )
+    assert len(table) == 2 * (4 + 3 * 6)
+    own = table[table["compute_dtype"] == "float32"]
+    assert own[own["recipe"] == "uniform"]["policy"].tolist() == ["bf16", "int8", "int4", "int2"]
+    assert "<caption>exact-split-low, BF16: exact, scores measured-float32, unit keys-values, int8 int4 int3" in page
     assert (table["compression"] == 393_216 / table["bytes"]).all()
-    assert "<caption>uniform</caption>" in page and '<td class="text">int2</td>' in page
+    assert "<caption>uniform, FP32</caption>" in page and '<td class="text">int2</td>' in page
+    # Uniform INT8 and the published recipe's policy of as many bytes.
+    assert own.set_index("policy").loc["int8", "kl_reduction"] > 0.5
 
 
 def test_proxy_joint(study, tmp_path):
@@ -221,7 +231,10 @@ def test_proxy_joint(study, tmp_path):
     every = table[table["proxies"] == "all"].set_index("sensitivity")
     assert every.index.tolist() == ["measured-float32", "measured-bfloat16"]
     assert every.loc["measured-float32", "rank_correlation"] > 0.9
-    parts = table[table["proxies"] != "all"].groupby("sensitivity")["policies"].sum()
+    random = table["proxies"].str.startswith("random")
+    parts = table[(table["proxies"] != "all") & ~random].groupby("sensitivity")["policies"].sum()
+    assert table[random]["proxies"].tolist() == ["random, 0.01", "random, 0.04"]
+    assert table[random]["policies"].tolist() == [12, 12]
     assert parts.to_dict() == every["policies"].to_dict()
     assert "<caption>Joint KL and proxy</caption>" in page
 

@@ -31,6 +31,7 @@ TABLES = {
     "sweep": "**/layer-*.csv",
     "sensitivity": "scores/*.csv",
     "joint": "**/joint.csv",
+    "windows": "windows.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
@@ -102,7 +103,7 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
     project.configure({**study, "adaptation": {**study["adaptation"], "seeds": [1337, 2026]}})
     jobs = project.jobs()
     expected = {
-        "fetch_artifact": 2,
+        "fetch_artifact": 3,
         "convert_checkpoint": 1,
         "cut_windows": 1,
         "sweep_layers_small": 1,
@@ -146,22 +147,39 @@ def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) 
 
 
 def rules() -> dict[str, str]:
-    """The text of every rule that calls a stage, by its name."""
-    texts = [path.read_text() for path in sorted((REPOSITORY / "workflow" / "rules").glob("*.smk"))]
-    found = [
-        rule.partition(":") for text in texts for rule in re.split(r"^(?:use )?rule ", text, flags=re.MULTILINE)[1:]
-    ]
-    return {name: text for name, _, text in found if "kvstages " in text}
+    """The text of every rule that calls a stage, by its file and its number there."""
+    found = {}
+    for path in sorted((REPOSITORY / "workflow" / "rules").glob("*.smk")):
+        texts = re.split(r"^\s*(?:use )?rule\b", path.read_text(), flags=re.MULTILINE)[1:]
+        found |= {f"{path.stem} {number}": text for number, text in enumerate(texts, 1) if "kvstages " in text}
+    return found
+
+
+def loads_a_decoder(text: str) -> bool:
+    """Whether a rule calls a stage that has a --device, or several stages that read the model's weights."""
+    name = re.search(r"kvstages (?:--code \S+ )?([a-z-]+)", text)[1]
+    if name == "several":
+        return "model.safetensors" in text.split("output:")[0]
+    stage = main.get_command(click.Context(main), name)
+    return any("--device" in parameter.opts for parameter in stage.params)
 
 
 @pytest.mark.parametrize("name", rules())
 def test_a_rule_that_loads_a_decoder_declares_a_gpu_and_threads_and_no_other_does(name: str) -> None:
-    """A stage with a --device runs a decoder; a job that does not may not keep another from the GPU."""
+    """A job that runs no decoder may not keep another one from the GPU."""
     text = rules()[name]
-    stage = main.get_command(click.Context(main), re.search(r"kvstages ([a-z-]+)", text)[1])
-    decodes = any("--device" in parameter.opts for parameter in stage.params)
+    decodes = loads_a_decoder(text)
     assert bool(re.search(r"^\s+gpu=", text, re.MULTILINE)) == decodes
     assert bool(re.search(r"^\s+threads: .*threads", text, re.MULTILINE)) == decodes
+
+
+def test_rules_of_both_kinds_are_found() -> None:
+    kinds = {
+        stage: {loads_a_decoder(text) for text in rules().values() if f" {stage} " in text}
+        for stage in ("reference", "evaluate", "gradients", "several", "allocate", "manifest")
+    }
+    assert kinds == {"reference": {True}, "evaluate": {True}, "gradients": {True}, "several": {True, False},
+                     "allocate": {False}, "manifest": {False}}  # fmt: skip
 
 
 @pytest.mark.parametrize(

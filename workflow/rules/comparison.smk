@@ -2,13 +2,15 @@
 
 The published recipe (greedy on scores in BF16 arithmetic) sets the bytes of each budget; every other recipe gets those.
 The exact allocator's policy of them is measured around and refined. All policies of a budget, and all of the frontier,
-are measured in one job each, against the reference of the study. What gradients predict of the largest sets is measured
+are measured in one job each and arithmetic, against the reference in that arithmetic and against the FP32 model that
+stores keys and values exactly. What gradients predict of the largest sets is measured
 on the calibration window too.
 
 Needs: results/{study}/scores/..., resources/{study}/model.safetensors, results/{study}/windows.safetensors,
 results/{study}/reference/{window}.safetensors, results/{study}/sweep/..., results/{study}/gradients/projections.safetensors.
 Makes: results/{study}/comparison/{budget}/{published,exact}/policy.json and steps.csv, moves/layer-{layer}.csv, moves.csv,
-refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv; results/{study}/gradients/joint.csv and predictions.csv.
+refined.json, policy-set.json and joint.csv; results/{study}/frontier/policy-set.json and joint.csv; joint.csv of another
+arithmetic in a folder {dtype} beside them; results/{study}/gradients/joint.csv and predictions.csv.
 """
 
 
@@ -179,6 +181,7 @@ rule evaluate_policy_set:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies="results/{study}/comparison/{budget}/policy-set.json",
         refined="results/{study}/comparison/{budget}/refined.json",
     output:
@@ -192,6 +195,7 @@ rule evaluate_policy_set:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
+        without=[],
         code=stage_digest("evaluate-set"),
         packages=stage_packages("evaluate-set"),
     message:
@@ -199,7 +203,31 @@ rule evaluate_policy_set:
     shell:
         "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
         " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
-        " {params.execution} --output {output} 2> {log}"
+        " --truth {input.truth} {params.without} {params.execution} --output {output} 2> {log}"
+
+
+use rule evaluate_policy_set as evaluate_policy_set_in with:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/{dtype}/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
+        policies="results/{study}/comparison/{budget}/policy-set.json",
+        refined="results/{study}/comparison/{budget}/refined.json",
+    output:
+        "results/{study}/comparison/{budget}/{dtype}/joint.csv",
+    log:
+        "logs/evaluate_policy_set_in/{study}/{budget}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_policy_set_in/{study}/{budget}/{dtype}.tsv"
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        # Random policies are there for their spread, which the study's own arithmetic shows.
+        without="--without random",
+        code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
+    message:
+        "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget} in {wildcards.dtype}"
 
 
 rule evaluate_frontier:
@@ -207,6 +235,7 @@ rule evaluate_frontier:
         model="resources/{study}/model.safetensors",
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies="results/{study}/frontier/policy-set.json",
     output:
         "results/{study}/frontier/joint.csv",
@@ -219,13 +248,38 @@ rule evaluate_frontier:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
+        without=[],
         code=stage_digest("evaluate-set"),
         packages=stage_packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
         "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
-        " --policies {input.policies} --reference {input.reference} {params.execution} --output {output} 2> {log}"
+        " --policies {input.policies} --reference {input.reference} --truth {input.truth}"
+        " {params.without} {params.execution} --output {output} 2> {log}"
+
+
+use rule evaluate_frontier as evaluate_frontier_in with:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        reference="results/{study}/reference/{dtype}/validation.safetensors",
+        truth="results/{study}/reference/exact-cache/validation.safetensors",
+        policies="results/{study}/frontier/policy-set.json",
+    output:
+        "results/{study}/frontier/{dtype}/joint.csv",
+    log:
+        "logs/evaluate_frontier_in/{study}/{dtype}.log",
+    benchmark:
+        "benchmarks/evaluate_frontier_in/{study}/{dtype}.tsv"
+    params:
+        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        # Below INT4 rounding of either arithmetic no longer counts beside the quantizer.
+        without="--without exact-low --without exact-split-low",
+        code=stage_digest("evaluate-set"),
+        packages=stage_packages("evaluate-set"),
+    message:
+        "{wildcards.study}: measure the policies along the frontier in {wildcards.dtype}"
 
 
 rule measure_on_calibration:

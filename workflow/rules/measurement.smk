@@ -2,6 +2,7 @@
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json.
 Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv;
+with keys and values stored exactly, in FP32, results/{study}/reference/exact-cache/{window}.safetensors;
 in another arithmetic than the study's results/{study}/reference/{dtype}/{window}.safetensors and
 results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv.
 """
@@ -72,6 +73,21 @@ use rule compute_reference as compute_reference_in with:
         packages=stage_packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
+
+
+use rule compute_reference as compute_exact_reference with:
+    output:
+        "results/{study}/reference/exact-cache/{window}.safetensors",
+    log:
+        "logs/compute_exact_reference/{study}/{window}.log",
+    benchmark:
+        "benchmarks/compute_exact_reference/{study}/{window}.tsv"
+    params:
+        execution=STUDIES.ask("exact_cache_arguments"),
+        code=stage_digest("reference"),
+        packages=stage_packages("reference"),
+    message:
+        "{wildcards.study}: logits of the {wildcards.window} window in FP32 with keys and values stored exactly"
 
 
 use rule evaluate_policy as evaluate_policy_in with:

@@ -1,0 +1,102 @@
+"""The reference: logits of the unquantized decoder on a window, which policies are measured against.
+
+They are written and read a slice of blocks and positions at a time, so that no vocabulary is too large for memory.
+Axes: B blocks, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kvstages.files.atomic import write_tensor_slices
+from kvstages.files.read import open_tensors
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.setting import Setting
+from kvstages.models.decoder import Decoder
+
+TENSOR = "logits"
+# What the record of logits says that no rounding of keys and values has touched; and of those in FP32.
+CACHE = {"cache": "exact"}
+EXACT = {"execution": "one-pass", "compute_dtype": "float32", **CACHE}
+
+
+class Logits(Protocol):
+    """Logits [B, T, V], in memory (a tensor) or in a file: their shape, and slices of blocks and positions."""
+
+    shape: tuple[int, ...]
+
+    def __getitem__(self, where: tuple[slice, slice]) -> Tensor: ...
+
+
+class StoredLogits:
+    """The logits of a file of the stage ``reference``; a slice is read when it is asked for."""
+
+    def __init__(self, tensor: Any):
+        self.tensor, self.shape = tensor, tuple(tensor.get_shape())
+
+    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
+        return self.tensor[where]
+
+
+def write_reference(
+    path: Path,
+    model: Decoder,
+    tokens: Tensor,
+    setting: Setting,
+    memory: int,
+    record: Mapping[str, Any],
+    progress: Callable[[float], None] = lambda done: None,
+) -> None:
+    """Write the logits of the unquantized decoder, of token ids [B, T], as they are computed; memory in bytes.
+
+    Keys and values are stored as BF16, unless the ``record`` says with ``CACHE`` that they are stored exactly.
+    ValueError names the first block and position whose logits are not finite; nothing is then left of the file.
+    """
+    grid = None if CACHE.items() <= record.items() else dense_grid(model)
+    slices = window_logits(model, tokens, grid, setting, memory, progress)
+    shape = (*tokens.shape, model.shape.vocabulary)
+    write_tensor_slices(path, TENSOR, model.dtype, shape, map(_checked, slices), record)
+
+
+def _checked(part: tuple[tuple[slice, slice], Tensor]) -> tuple[tuple[slice, slice], Tensor]:
+    (blocks, positions), logits = part
+    # A sum is not finite if a logit is not; only then (or if it overflows) is each of them looked at.
+    if not torch.isfinite(logits.sum(dtype=torch.float64)) and not (finite := logits.isfinite().all(dim=-1)).all():
+        block, position = (~finite).nonzero()[0].tolist()
+        raise ValueError(
+            f"block {blocks.start + block}, position {positions.start + position}: NaN or infinity in the logits"
+        )
+    return part
+
+
+def read_reference(path: Path, made: Mapping[str, Any]) -> StoredLogits:
+    """Logits [B, T, V] of a reference, read as they are needed.
+
+    ValueError names ``path`` if it holds something else, or was not computed as ``made`` says.
+    """
+    file, record = open_tensors(path)
+    names = sorted(file.keys())
+    if TENSOR not in names:
+        held = ", ".join(names[:5]) or "no tensors"
+        raise ValueError(f"{path}: holds {held}; expected the tensor {TENSOR}, from the stage reference")
+    logits = StoredLogits(file.get_slice(TENSOR))
+    if len(logits.shape) != 3:
+        raise ValueError(f"{path}: {TENSOR} {logits.shape}, expected blocks × tokens × vocabulary")
+    # Logits of exact keys and values are the truth, never the reference.
+    expected = {**dict.fromkeys(CACHE), **made}
+    differ = [f"{key} {record.get(key)}, not {value}" for key, value in expected.items() if record.get(key) != value]
+    if differ:
+        raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")
+    return logits
+
+
+def check_reference(reference: Logits, model: Decoder, tokens: Tensor) -> None:
+    """ValueError where the reference is not one of this window and model."""
+    expected = (*tokens.shape, model.shape.vocabulary)
+    if tuple(reference.shape) != expected:
+        raise ValueError(f"reference logits {tuple(reference.shape)}, but window and model ask for {expected}")

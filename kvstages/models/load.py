@@ -1,0 +1,42 @@
+"""Opening a decoder of whatever family a path holds: the one place that knows which there are.
+
+``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder or a GGUF file is a model of
+Hugging Face's, whose library is imported for such a one only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kvstages.models.checkpoints import load_model
+from kvstages.models.decoder import Decoder
+
+
+def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> Decoder:
+    """The decoder of a file or folder, in evaluation mode and frozen; ValueError names the path and what is wrong."""
+    path, device = Path(path), torch.device(device)
+    check_dtype(dtype, device)
+    if not is_huggingface(path):
+        return load_model(path, dtype, device)
+    try:
+        from kvstages.models.huggingface_files import open_model
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path}: this needs {error.name}: pip install 'kvstages[huggingface]'") from error
+    return open_model(path, dtype, device)
+
+
+def is_huggingface(path: Path) -> bool:
+    """Whether a path would be opened by Hugging Face's library."""
+    return path.is_dir() or path.suffix == ".gguf"
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """ValueError if the device cannot compute in this dtype."""
+    if (
+        device.type == "cuda"
+        and dtype == torch.bfloat16
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise ValueError(f"{torch.cuda.get_device_name(device)} does not compute in bfloat16; take float32")
