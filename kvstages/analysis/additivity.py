@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 # Fewer policies than this have no correlation worth the name.
 FEWEST = 3
+FIGURES = [
+    "policies", "smallest_proxy", "largest_proxy", "rank_correlation", "rank_correlation_low", "rank_correlation_high",
+    "median_ratio", "p5_ratio", "p95_ratio",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ def summarise(found: Additivity) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
+    if found.policies.empty:
+        return pd.DataFrame(columns=["sensitivity", "proxies", *FIGURES])
     drawn = np.stack(resampled_means(*found.kl), axis=1)
     decades = np.floor(np.log10(found.policies["proxy"])).astype(int)
     rows = []

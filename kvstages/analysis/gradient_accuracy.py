@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 
 KEY = ["layer", "head", "part", "precision"]
 FEWEST_PROBES = 4
+ACCURACY_COLUMNS = [
+    "part", "precision", "probes", "units", "rank_correlation", "median_ratio", "p5_ratio", "p95_ratio", "probe_error"
+]  # fmt: skip
 
 
 def scores(measured: Path, estimated: Path) -> pd.DataFrame:
     """Measured and estimated KL (nats) of each unit and precision that both sensitivity tables have, and the ratio.
 
-    Units whose measured score is not above 0 are left out: they have no ratio. ValueError where nothing is left.
+    Units whose measured score is not above 0 are left out: they have no ratio. ValueError where the tables have no unit
+    and precision in common.
     """
     own = read_columns(measured, ["layer", "head", "mean_kl", "below_floor"], ["part", "precision"])
     other = read_columns(estimated, ["layer", "head", "mean_kl", "standard_error"], ["part", "precision"])
     own = own.rename(columns={"mean_kl": "measured_kl"})
     other = other.rename(columns={"mean_kl": "estimated_kl"})
     table = own.merge(other, on=KEY, how="inner", validate="one_to_one")
-    table = table[table["measured_kl"] > 0].reset_index(drop=True)
     if table.empty:
         raise ValueError(f"{estimated}: no units and precisions in common with {measured}")
+    table = table[table["measured_kl"] > 0].reset_index(drop=True)
     table = table.assign(ratio=table["estimated_kl"] / table["measured_kl"])
     return table[["part", "precision", "layer", "head", "measured_kl", "estimated_kl", "standard_error", "below_floor",
                   "ratio"]]  # fmt: skip
@@ -81,9 +85,7 @@ def accuracy(measured: Path, projections: Path) -> pd.DataFrame:
                         "probe_error": float(np.median(spread) / np.sqrt(count)),
                     }
                 )
-    if not rows:
-        raise ValueError(f"{measured}: no part and precision with three scores above their floor")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=ACCURACY_COLUMNS)
 
 
 def probe_error(found: Projections, part: str) -> np.ndarray:

@@ -37,6 +37,10 @@ PREDICTION_COLUMNS = [*OF_POLICY, "bytes", "block", *PREDICTORS, "joint_kl"]
 # Below this KL the quantization of policies is not what orders them: a joint run in FP32 flips BF16 roundings of its
 # own in the keys and values of later layers, which no single score and no gradient counts.
 LEAST_KL = 1e-4
+SUMMARY_COLUMNS = [
+    "window", "set", "predictor", "policies", "rank_correlation", "rank_correlation_low", "rank_correlation_high",
+    "median_ratio", "median_ratio_low", "median_ratio_high", "p5_ratio", "p95_ratio",
+]  # fmt: skip
 
 
 def unit_scores(shards: Sequence[Path]) -> pd.DataFrame:
@@ -138,7 +142,7 @@ def summarise(path: Path, held_out: Sequence[Path]) -> pd.DataFrame:
                         **_compared(policies, drawn, predictor, joint, index),
                     }
                 )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 
 
 def _held_out(paths: Sequence[Path], names: pd.Series) -> tuple[np.ndarray, np.ndarray]:

@@ -92,16 +92,16 @@ def _finding_scores(found: Mapping[str, Any]) -> str:
 def _finding_equal_bytes(found: Mapping[str, Any]) -> str:
     first, last = found["comparison"][0], found["comparison"][-1]
     exact, uniform = first["policies"]["exact"], _uniform_within(first)
-    own, other, _, excess = (_percent(exact[dtype][measure][0]) for dtype, measure, _ in MEASURED)
+    own, other, _, excess = (_less(exact[dtype][measure][0]) for dtype, measure, _ in MEASURED)
     small = ""
     if uniform:
         value = uniform[1]["float32"]["kl_reduction"][0]
-        small = f" Uniform {uniform[0].upper()}, in fewer bytes, has {_percent(value)} less."
+        small = f" Uniform {uniform[0].upper()}, in fewer bytes, has {_less(value)}."
     value = last["policies"]["exact"]["float32"]["kl_reduction"][0]
     return (
-        f"**FP32 scores.** At {first['bytes']:,} bytes they give {own} less KL in FP32, {other} in BF16, and "
-        f"{excess} less of "
-        f"what quantization adds to the FP32 model.{small} At {last['bytes']:,} bytes: {_percent(value)}."
+        f"**FP32 scores.** At {first['bytes']:,} bytes they give {own} KL in FP32, {other} in BF16, and {excess} of "
+        f"what quantization adds to the distance from the FP32 model.{small} At {last['bytes']:,} bytes: "
+        f"{_less(value)}."
     )
 
 
@@ -118,7 +118,7 @@ def _finding_split(found: Mapping[str, Any]) -> str:
 def _finding_proxy(found: Mapping[str, Any]) -> str:
     random = [row["rank_correlation"] for row in found["proxy"]["random_by_budget"]]
     low, high = min(random), max(random)
-    return f"**The proxy** ranks random policies of equal bytes at correlations of {low:.2f} to {high:.2f}."
+    return f"**The proxy** ranks random policies of equal bytes with a correlation of {low:.2f} to {high:.2f}."
 
 
 def put_block(text: str, block: str, name: str) -> str:
@@ -214,11 +214,11 @@ def _comparison_said(found: Mapping[str, Any], each: Mapping[str, Any]) -> str:
     uniform = _uniform_within(each)
     if uniform:
         name, entry = uniform
+        fewer = _percent(1 - entry["bytes"] / each["bytes"])
+        own, other = (_less(entry[dtype]["kl_reduction"][0]) for dtype in ("float32", "bfloat16"))
         said.append(
-            f"Uniform {name.upper()} takes {_percent(1 - entry['bytes'] / each['bytes'])} fewer bytes than the "
-            "published "
-            f"recipe and has {_percent(entry['float32']['kl_reduction'][0])} less KL in FP32 and "
-            f"{_percent(entry['bfloat16']['kl_reduction'][0])} less in BF16."
+            f"Uniform {name.upper()} takes {fewer} fewer bytes than the published recipe and has {own} KL in FP32 and "
+            f"{other} in BF16."
         )
     return " ".join(said)
 
@@ -411,6 +411,11 @@ def _percent(value: float | None) -> str:
         return "–"
     places = 0 if abs(value) >= 1 else 1
     return f"{100 * value:,.{places}f} %".replace("-", "−")
+
+
+def _less(value: float) -> str:
+    """A reduction in words: 94.0 % less, or 3.1 % more."""
+    return f"{_percent(abs(value))} {'less' if value >= 0 else 'more'}"
 
 
 def _reduction(values: Sequence[float | None] | None) -> str:

@@ -12,10 +12,14 @@ import click
     "--checkpoint",
     type=click.Path(path_type=Path),
     required=True,
-    help="PyTorch file (.pt) with config and model_state_dict, or a .safetensors file of this project.",
+    help="PyTorch file (.pt) with config and model_state_dict, or a .safetensors file of this project; or a folder or "
+    ".gguf file with a model of Hugging Face's.",
 )
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="The model.safetensors to write.")
-def command(checkpoint: Path, output: Path) -> None:
+@click.option(
+    "--output", type=click.Path(path_type=Path), required=True, help="The model.safetensors, or the folder, to write."
+)
+@click.option("--layers", type=click.IntRange(min=1), help="Layers that the model must have.  [default: any number]")
+def command(checkpoint: Path, output: Path, layers: int | None) -> None:
     """Check a checkpoint and keep its weights as safetensors.
 
     Reads a checkpoint of the gpt2-nano architecture without running anything that it holds (weights_only); training
@@ -25,12 +29,22 @@ def command(checkpoint: Path, output: Path) -> None:
     Refuses a file that holds more than tensors, a truncated one, a shape with missing or unknown keys, and tensors
     that are missing, extra, misshapen, not floating point or not finite.
 
+    Of a model of Hugging Face's (pip install 'kvstages[huggingface]') OUTPUT is a folder. A GGUF file is dequantized
+    into it, in FP32; a folder with config.json and safetensors stays as it is, is OUTPUT itself, and gets a record of
+    its shape beside them. No code that comes with a model is run.
+
     \b
     Example:
       kvstages convert --checkpoint resources/gpt2-nano/checkpoint/final.pt \\
           --output resources/gpt2-nano/model.safetensors
     """
     from kvstages.models.checkpoints import read_checkpoint, save_model
+    from kvstages.models.config import check_layers
+    from kvstages.models.load import huggingface_files, is_huggingface
 
+    if is_huggingface(checkpoint):
+        huggingface_files(checkpoint).convert(checkpoint, output, layers)
+        return
     config, state = read_checkpoint(checkpoint)
+    check_layers(checkpoint, config.num_layers, layers)
     save_model(output, config, state)

@@ -33,7 +33,9 @@ class Precision(click.ParamType):
         return value
 
 
-model = click.option("--model", type=INPUT, required=True, help="Weights, from the stage convert.")
+model = click.option(
+    "--model", type=click.Path(exists=True, path_type=Path), required=True, help="Weights, from the stage convert."
+)
 windows = click.option("--windows", type=INPUT, required=True, help="Token windows, from the stage windows.")
 window = click.option("--window", required=True, help="Name of the window to use, such as calibration.")
 compute_dtype = click.option(

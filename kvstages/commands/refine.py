@@ -33,5 +33,7 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
 
     shape = read_shape(model)
     record = read_policy(base, shape)
-    table = read_scores(sensitivity, shape, record["tokens"], record["unit"], record["ladder"][1:])
+    # A base that can have nothing but BF16 (no precision saves bytes) has no rung: nor has the table of all its scores.
+    rungs = record["ladder"][1:] or None
+    table = read_scores(sensitivity, shape, record["tokens"], record["unit"], rungs)
     write_json(output, {"policies": [refined_policy(name, record, read_moves(moves, table), table)]})

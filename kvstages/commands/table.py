@@ -11,7 +11,7 @@ import click
 from kvstages.commands.entries import EntryGroup, output
 
 WRITTEN = "The table for people, NAME.html; the numbers in full precision, NAME.csv, are written beside it."
-TITLE = click.Option(["--title"], help="The study's title, to stand in that of the page.")
+TITLE = click.Option(["--title"], help="The study's title, for the title of the page; in HTML, so that &lt; means <.")
 
 
 def run(module: ModuleType, output: Path, title: str | None, published: str | None = None, **inputs: Any) -> None:

@@ -10,7 +10,7 @@ import click
 @click.command("time")
 @click.argument("folder", metavar="benchmarks", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--study", required=True, help="Name of the study.")
-@click.option("--title", help="The study's title, to stand in that of the page.")
+@click.option("--title", help="The study's title, for the title of the page; in HTML, so that &lt; means <.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -11,6 +11,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.equal_bytes import equal_bytes
 from kvstages.analysis.joint_table import ARITHMETIC, PUBLISHED, RANDOM, UNIFORM, read_comparison
 from kvstages.figures.shades import RANDOM_POLICIES
+from kvstages.figures.style import NothingToDraw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +70,10 @@ def draw(table: pd.DataFrame) -> Figure:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    if not (table["mean_kl"] > 0).any():
+        raise NothingToDraw("the joint KL of every policy is 0")
+    # Where no policy has a reduction, the columns hold None.
+    table = table.astype({f"kl_reduction{end}": float for end in ENDS})
     parts = [part for _, part in table.groupby(["budget", "compute_dtype"], sort=False)]
     columns = min(2, len(parts))
     rows = -(-len(parts) // columns)

@@ -10,7 +10,7 @@ from kvstages.analysis.gradient_accuracy import scores
 from kvstages.analysis.labels import PART_LABELS
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.precisions import QUANTIZED
-from kvstages.figures.style import line_style
+from kvstages.figures.style import NothingToDraw, line_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,11 +36,13 @@ def draw(table: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    shown = table[table["estimated_kl"] > 0]
+    if shown.empty:
+        raise NothingToDraw("no score from gradients is above 0")
     parts = [part for part in PARTS if (table["part"] == part).any()]
     figure = Figure(figsize=(max(5.0, 0.9 + 2.9 * len(parts)), 5.8), layout="constrained")
     figure.suptitle("Scores from gradients against measured scores", x=0.01, ha="left")
     upper, lower = figure.subplots(2, len(parts), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 2])
-    shown = table[table["estimated_kl"] > 0]
     values = shown[["measured_kl", "estimated_kl"]]
     ends = [values.min(axis=None) / 1.5, values.max(axis=None) * 1.5]
     for above, below, part in zip(upper, lower, parts, strict=True):

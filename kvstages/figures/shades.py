@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from kvstages.cache.precisions import BITS
+
 # Lightness rises in even steps, so the precisions read the same in grey.
-PRECISIONS = {"bf16": "#1f3d5c", "int8": "#4a76a0", "int4": "#86aac9", "int3": "#bfd3e3", "int2": "#f3f6f9"}
+EVEN = {"bf16": "#1f3d5c", "int8": "#4a76a0", "int4": "#86aac9", "int3": "#bfd3e3", "int2": "#f3f6f9"}
+
+
+def between(bits: int) -> str:
+    """The shade of a precision of so many bits, mixed from those of the nearest precisions above and below it."""
+    above = EVEN[min((name for name in EVEN if BITS[name] >= bits), key=BITS.__getitem__)]
+    below = EVEN[max((name for name in EVEN if BITS[name] <= bits), key=BITS.__getitem__, default="int2")]
+    channels = (f"{(int(above[i : i + 2], 16) + int(below[i : i + 2], 16)) // 2:02x}" for i in (1, 3, 5))
+    return f"#{''.join(channels)}"
+
+
+PRECISIONS = {name: EVEN.get(name) or between(bits) for name, bits in BITS.items()}
 # Marks and bands of random policies, wherever they are drawn.
 RANDOM_POLICIES = "#5d8fb8"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_record
+from kvstages.policies.names import ALLOCATORS as NAMES
 from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
@@ -29,15 +31,7 @@ FIGURE = Entry(
 COLUMNS = ["policy", "total_bytes", "bf16_bytes", "tokens_per_cache", "mean_kl", "mean_kl_low", "mean_kl_high"]
 
 # Marks of the allocators. All have one shade, because only the place matters.
-MARKS = {
-    "uniform": "s",
-    "greedy": "o",
-    "exact": "D",
-    "by-layer": "^",
-    "by-depth": "v",
-    "reconstruction": "P",
-    "at-random": "X",
-}
+MARKS = dict(zip(("uniform", *NAMES), itertools.cycle("soD^vPX<>"), strict=False))
 ALLOCATORS = {
     allocator: {
         "marker": marker,

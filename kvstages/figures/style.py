@@ -88,22 +88,38 @@ def style() -> Iterator[None]:
         yield
 
 
+class NothingToDraw(Exception):
+    """A figure has no points; the message says why, and stands in the figure's place."""
+
+
 def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> None:
     """Write ``output`` (.svg), and beside it the .png and the table that is drawn as .csv.
 
-    The same table gives the same bytes: no date, no software version, fixed SVG identifiers. ValueError where
-    ``output`` does not end in .svg or there is nothing to draw.
+    The same table gives the same bytes: no date, no software version, fixed SVG identifiers. A table without points
+    gives a figure that says so. ValueError where ``output`` does not end in .svg.
     """
     output = Path(output)
     if output.suffix != ".svg":
         raise ValueError(f"{output}: a figure's output ends in .svg; the .png and .csv are written beside it")
-    if table.empty:
-        raise ValueError(f"{output}: there is nothing to draw, the input tables have no rows")
     pictures = {"png": io.BytesIO(), "svg": io.BytesIO()}
     with style():
-        figure = draw(table)
+        try:
+            if table.empty:
+                raise NothingToDraw("no unit or policy has the values that it shows")
+            figure = draw(table)
+        except NothingToDraw as reason:
+            figure = note(f"There is nothing to draw: {reason}.")
         figure.savefig(pictures["png"], format="png", metadata={"Software": None})
         figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
     write_table(output.with_suffix(".csv"), table)
     for suffix, picture in pictures.items():
         write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
+
+
+def note(text: str) -> Figure:
+    """A figure that holds a line of text and no axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 1.0))
+    figure.text(0.5, 0.5, text, ha="center", va="center")
+    return figure

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from kvstages.files import ledger
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 EXECUTIONS = ("one-pass", "token-by-token")
 
@@ -39,7 +41,8 @@ class Setting:
 def prepare(device: str, threads: int) -> torch.device:
     """Switch on deterministic algorithms, fix the number of CPU threads, and resolve auto, cpu or cuda.
 
-    Sums in floating point may differ between thread counts, so the count is part of a study's configuration.
+    Sums in floating point may differ between thread counts, so the count is part of a study's configuration. The ledger
+    gets what matrix products depend on besides: the CPU's instructions that PyTorch uses, or the name of the GPU.
     ValueError if CUDA is asked for where there is none.
     """
     if device not in ("auto", "cpu", "cuda"):
@@ -53,7 +56,9 @@ def prepare(device: str, threads: int) -> torch.device:
     # Determinism does not need every new tensor filled with NaN: nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if device == "cpu" or not available:
+        ledger.state(product=f"CPU, {torch.backends.cpu.get_cpu_capability()}")
         return torch.device("cpu")
+    ledger.state(product=f"CUDA, {torch.cuda.get_device_name()}")
     # cuBLAS is deterministic only with a fixed workspace, and the fused attention kernels' backward passes are not.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cuda.enable_flash_sdp(False)

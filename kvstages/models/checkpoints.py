@@ -1,4 +1,4 @@
-"""Checkpoints: read without running anything they hold, checked against the decoder, kept as safetensors.
+"""Checkpoints: safe reading, checks against the decoder, and writing as safetensors.
 
 Formats and tensor names: docs/method.md, "Checkpoint".
 """
@@ -69,7 +69,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
 
 def check_whole(path: Path) -> None:
-    """ValueError for a file that stands for weights without holding them all, with what to do, and for other kinds."""
+    """ValueError, with what to do, for a file that points at weights elsewhere, and for other kinds of files."""
     shards = SHARD.search(path.name)
     if path.name.endswith(".index.json"):
         try:
@@ -106,7 +106,7 @@ def load_pickle(path: Path) -> Any:
 
 
 def foreign_objects(path: Path) -> list[str]:
-    """What, beside tensors, a pickle that the restricted unpickler refused asks for; read without running it."""
+    """Names of the objects other than tensors that a refused pickle asks for; it is read without running it."""
     found: set[str] = set()
     with suppress(Exception):  # bytes that are no pickle fail in as many ways here
         if zipfile.is_zipfile(path):

@@ -1,4 +1,4 @@
-"""The shape of a decoder, and how it is read from a model file without importing torch.
+"""The shape of a decoder, read from a model file without importing torch.
 
 Stages that only need the shape (windows, allocate) start in a fraction of the time that torch takes to import.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstages.files import ledger
+from kvstages.files.read import read_json
 
 # A safetensors file opens with the length of its JSON header, little-endian, in this many bytes. The format allows
 # headers of at most 100 MB, so a longer one means that the file is something else.
@@ -20,10 +21,13 @@ LARGEST_HEADER = 100_000_000
 # Any number of a shape above this is no model's (and shapes of weights stay far below 2^63).
 LARGEST_SIZE = 1 << 24
 
+# What a folder with a model of Hugging Face's holds beside it: family, shape, and the form in which weights were kept.
+RECORD = "decoder.json"
+
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What there is to measure in a decoder of any family: in each layer as many KV heads, of these widths.
+    """Shape of a decoder of any family: layers, KV heads in each layer, and widths.
 
     ``context`` is the longest text for which every layer attends to every token before. ``width`` is that of the hidden
     states, and ``query_heads`` attend to the KV heads; both serve estimates of memory alone.
@@ -112,12 +116,33 @@ def check_config(path: Path, config: Any) -> GPTConfig:
     return shape
 
 
+def check_layers(path: Path, found: int, expected: int | None) -> None:
+    """ValueError that names ``path`` if its model has not as many layers as its study says."""
+    if expected not in (None, found):
+        raise ValueError(f"{path}: a model of {found} layers, expected {expected}, as its study says")
+
+
 def read_shape(path: Path) -> DecoderShape:
-    """Shape of the decoder of a model file of this project, or of a folder that holds the record of one.
+    """Shape of the decoder of a model.safetensors of this project, or of a folder with one of Hugging Face's.
 
     ValueError names the path and what is wrong with it.
     """
-    return read_config(path).shape
+    if not Path(path).is_dir():
+        return read_config(path).shape
+    record = path / RECORD
+    if not record.is_file():
+        raise ValueError(f"{path}: no {RECORD} in it, which says what shape it has; make it with `kvstages convert`")
+    found = read_json(record)
+    shape = found.get("shape") if isinstance(found, Mapping) else None
+    names = [field.name for field in fields(DecoderShape)]
+    if not isinstance(shape, Mapping) or set(shape) != set(names):
+        raise ValueError(f"{record}: expected a shape with {', '.join(names)}")
+    for name, value in shape.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_SIZE:
+            raise ValueError(
+                f"{record}: shape {name} is {value!r:.60}, expected a whole number from 1 to {LARGEST_SIZE}"
+            )
+    return DecoderShape(**shape)
 
 
 def read_config(path: Path) -> GPTConfig:

@@ -1,4 +1,4 @@
-"""What measuring asks of a decoder, whatever its architecture, and of the cache that it runs through.
+"""The protocol of a decoder and of its cache: what measuring asks of them, whatever the architecture.
 
 A sweep, an evaluation, gradients and generated text need nothing else, so a family of models is one file that has a
 class of this shape. Hidden states are tensors [B, T, E] between layers.
@@ -25,7 +25,7 @@ Choice = tuple[int, Key | None]
 
 
 class Cache(Protocol):
-    """What a decoder asks of a cache: the ``update`` of Hugging Face's caches, and the mask that goes with it."""
+    """The protocol of a cache: the ``update`` of Hugging Face's caches, and the mask that goes with it."""
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Take the new keys and values [B, H, T, D] of ``layer``; return those to attend to, [B, H, S, D]."""
@@ -41,7 +41,7 @@ class Cache(Protocol):
 
 
 class CausalCache:
-    """No cache at all: every token of a block in one pass, nothing stored, nothing quantized."""
+    """A cache that stores and quantizes nothing: every token of a block goes in one pass."""
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
@@ -57,7 +57,7 @@ class CausalCache:
 
 
 class Decoder(Protocol):
-    """A decoder whose layers run one by one through a cache. Where a layer is in the text, ``cache.seen`` tells."""
+    """A decoder whose layers run one by one through a cache. ``cache.seen`` gives a layer's position in the text."""
 
     @property
     def shape(self) -> DecoderShape:

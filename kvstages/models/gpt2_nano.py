@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvstages.files import ledger
 from kvstages.models.config import DecoderShape, GPTConfig
 from kvstages.models.decoder import Cache, CausalCache, Choice, Key, Known, mix_heads
 
@@ -137,6 +138,7 @@ class GPT(Known, nn.Module):
         kind = self.lm_head.weight.dtype, self.lm_head.weight.device.type
         supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if supported and kind == (torch.bfloat16, "cpu"):
+            ledger.state(product="CPU, BF16 weights packed by oneDNN")
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.pack()

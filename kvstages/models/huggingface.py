@@ -46,11 +46,11 @@ KEY_PROJECTIONS = ("k_proj", "key_proj")
 
 
 class Refused(ValueError):
-    """Why a model cannot be measured; who opens the model says which it was."""
+    """The reason why a model cannot be measured; the caller that opens the model names it."""
 
 
 class Bridge(transformers.Cache):
-    """One of our caches, as a layer of the library's meets it."""
+    """One of our caches, in the form that a layer of the library expects."""
 
     def __init__(self, cache: Cache):
         super().__init__(layers=[])
@@ -111,7 +111,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """How the library calls a layer: the names of the arguments that hold state and cache, and all other arguments."""
+    """A call of a layer by the library: the names of the arguments of state and cache, and all other arguments."""
 
     state: str
     cache: str
@@ -219,7 +219,7 @@ class HuggingFaceDecoder(Known):
         return None
 
     def pack(self) -> HuggingFaceDecoder:
-        """Nothing to make faster: the layers' products are the library's."""
+        """The same decoder: the layers' products are the library's, so nothing is made faster."""
         return self
 
     def logits(self, x: Tensor) -> Tensor:
@@ -372,6 +372,6 @@ def replaced_forward(layers: Sequence[nn.Module], forward: Callable[..., Any]) -
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """An exception's text in one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else 'no message'}"

@@ -1,4 +1,4 @@
-"""Which files hold a decoder of Hugging Face's, which of them are refused and why, and how they are opened.
+"""Files of a Hugging Face decoder: which there are, which are refused and why, and how they are opened.
 
 A model is a folder (config.json and safetensors files, one or several with their index) or one GGUF file. Nothing is
 downloaded, nothing is unpickled, and code that a folder brings along is never run.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -16,9 +18,12 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import constants as hub
 from safetensors import safe_open
 
 from kvstages.files import ledger
+from kvstages.files.atomic import atomic_path, write_json
+from kvstages.models.config import RECORD, check_layers
 from kvstages.models.huggingface import HuggingFaceDecoder, first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -40,9 +45,9 @@ def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> Hu
     config = read_config(path)
     limit, limited_by = longest_text(path, config)
     try:
-        with quiet():
+        with alone():
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
-                **source(path),
+                **arguments(path),
                 **dense,
                 config=config,
                 dtype=dtype,
@@ -109,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def source(path: Path) -> dict[str, str]:
+def arguments(path: Path) -> dict[str, str]:
     """The model as arguments of the library's loaders."""
     if path.suffix == ".gguf":
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
@@ -129,7 +134,10 @@ def read_config(path: Path) -> transformers.PreTrainedConfig:
             method = raw["quantization_config"].get("quant_method", "?")
             raise ValueError(f"{path}: its weights are quantized ({method}); expected plain ones, or a GGUF file")
     try:
-        config = transformers.AutoConfig.from_pretrained(**source(path), local_files_only=True, trust_remote_code=False)
+        with alone():
+            config = transformers.AutoConfig.from_pretrained(
+                **arguments(path), local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # a configuration that does not fit its class fails in as many ways as there are classes
         raise ValueError(f"{path}: transformers cannot read its configuration: {first_line(error)}") from error
     check_config(path, config)
@@ -162,7 +170,7 @@ def layer_types(config: transformers.PreTrainedConfig) -> list[tuple[str, int | 
 
 
 def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int, str]:
-    """For how many tokens every layer is full attention at fixed positions, and what sets that limit."""
+    """The number of tokens up to which every layer is full attention at fixed positions, and what sets that limit."""
     decoder = config.get_text_config(decoder=True)
     limits = [(LONGEST_TEXT, "the limit")]
     if isinstance(positions := getattr(decoder, "max_position_embeddings", None), int):
@@ -182,8 +190,27 @@ def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int
     return min(limits)
 
 
+def convert(source: Path, folder: Path, layers: int | None = None) -> None:
+    """Make a folder that every stage can open: the model of a GGUF file, dequantized to FP32, and its record.
+
+    A folder stays as it is, and gets the record: ``source`` and ``folder`` are then the same. ValueError names the path
+    and says why a model is refused, as one is that has not as many layers as asked for.
+    """
+    if source.is_dir() and source.resolve() != folder.resolve():
+        raise ValueError(f"{source}: a folder is measured where it is; its record is written into it, not to {folder}")
+    decoder = open_model(source, torch.float32, "cpu")
+    check_layers(source, decoder.shape.layers, layers)
+    if not source.is_dir():
+        with tempfile.TemporaryDirectory() as made:
+            decoder.model.save_pretrained(made, max_shard_size="1TB")
+            for name in (CONFIG, WEIGHTS):
+                with atomic_path(folder / name) as temporary:
+                    shutil.copyfile(Path(made, name), temporary)
+    write_json(folder / RECORD, record(source, decoder))
+
+
 def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:
-    """What every output says of a model: family, architecture, shape, and in which form its weights are kept."""
+    """The record of a model that every output has: family, architecture, shape, and form of its weights."""
     return {
         "family": "huggingface",
         "architecture": type(decoder.model).__name__,
@@ -194,7 +221,8 @@ def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:
 
 
 def weights_record(path: Path) -> dict[str, Any]:
-    """The format of a model's weights, how many tensors it keeps in which form, and whether they are dequantized."""
+    """The format of a model's weights, how many tensors it keeps in which form, and whether it is measured with those
+    values themselves or dequantized."""
     if path.suffix == ".gguf":
         import gguf
 
@@ -214,9 +242,14 @@ def weights_record(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars and no advice from the library: what a stage prints is its own."""
+def alone() -> Iterator[None]:
+    """Keep the library to files on the disk, without progress bars or advice: what a stage prints is its own."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    with redirect_stderr(io.StringIO()):  # the bar over a GGUF file's tensors asks no one
-        yield
+    # Neither the bar over a GGUF file's tensors asks anyone, nor what fetches kernels where their package is installed.
+    online, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        hub.HF_HUB_OFFLINE = online

@@ -1,4 +1,4 @@
-"""Opening a decoder of whatever family a path holds: the one place that knows which there are.
+"""Opening a decoder of any family: the one place that knows which families there are.
 
 ``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder or a GGUF file is a model of
 Hugging Face's, whose library is imported for such a one only.
@@ -7,6 +7,7 @@ Hugging Face's, whose library is imported for such a one only.
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -18,13 +19,18 @@ def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> 
     """The decoder of a file or folder, in evaluation mode and frozen; ValueError names the path and what is wrong."""
     path, device = Path(path), torch.device(device)
     check_dtype(dtype, device)
-    if not is_huggingface(path):
-        return load_model(path, dtype, device)
+    if is_huggingface(path):
+        return huggingface_files(path).open_model(path, dtype, device)
+    return load_model(path, dtype, device)
+
+
+def huggingface_files(path: Path) -> ModuleType:
+    """The module that opens a model of Hugging Face's; ValueError names the path where the library is not installed."""
     try:
-        from kvstages.models.huggingface_files import open_model
+        from kvstages.models import huggingface_files
     except ModuleNotFoundError as error:
         raise ValueError(f"{path}: this needs {error.name}: pip install 'kvstages[huggingface]'") from error
-    return open_model(path, dtype, device)
+    return huggingface_files
 
 
 def is_huggingface(path: Path) -> bool:

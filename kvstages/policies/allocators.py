@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvstages.policies import names
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
 from kvstages.policies.sampling import draw_assignments
@@ -106,14 +107,8 @@ def at_random(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     return Allocation([table.ladder[rung] for rung in draw(table, int(budget.amount), 1, seed)[0]], [])
 
 
-ALLOCATORS: dict[str, Allocator] = {
-    "greedy": greedy,
-    "exact": exact,
-    "by-layer": by_layer,
-    "by-depth": by_depth,
-    "reconstruction": reconstruction,
-    "at-random": at_random,
-}
+# Each allocator is the function of its name, with underscores for hyphens.
+ALLOCATORS: dict[str, Allocator] = {name: globals()[name.replace("-", "_")] for name in names.ALLOCATORS}
 
 
 def granularity(table: ScoreTable) -> int:

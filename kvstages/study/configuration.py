@@ -403,6 +403,8 @@ def allocators(where: str, value: Any) -> None:
 def published(where: str, value: Any) -> None:
     """Published figures that are there: those that ship with the project, or a folder below the working directory."""
     text(where, value)
+    if "<" in value:  # it is a parameter of rules, which Snakemake writes into a script of the report
+        raise ValueError(f"{where}: {kind(value)}, expected a folder without < in its path")
     try:
         if published_folder(value).parent != SHIPPED:
             check_inside("folder", value)

@@ -8,6 +8,7 @@ that end in ``_files`` list paths from the working directory; figures and tables
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +55,12 @@ class Study:
     @property
     def layers(self) -> list[str]:
         """Names of the decoder's layers: 00, 01, ..."""
-        return [layer_name(layer) for layer in range(self.settings["layers"])]
+        return [layer_name(layer) for layer in range(self.number_of_layers)]
+
+    @property
+    def number_of_layers(self) -> int:
+        """How many layers the decoder has, as the configuration says."""
+        return self.settings["layers"]
 
     @property
     def compares(self) -> bool:
@@ -514,8 +520,11 @@ class Study:
 
     @property
     def title(self) -> str:
-        """The study's title, for its tables and the report."""
-        return self.settings["title"]
+        """The study's title in HTML, for its tables and the report.
+
+        Snakemake writes the parameters of a rule into a script of the report, which a plain < could end.
+        """
+        return html.escape(self.settings["title"])
 
     @property
     def block(self) -> int:

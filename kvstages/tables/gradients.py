@@ -47,10 +47,10 @@ def make(measured: Path, projections: Path, study: str | None = None) -> tuple[p
         ),
         Column("error of the probes", "probe_error", percent),
     ]
-    all_probes = int(table["probes"].max())
+    all_probes = table["probes"].max()
     sections = [
         Section(
-            f"Estimated and measured scores, all {all_probes} probes",
+            f"Estimated and measured scores, all {'' if table.empty else f'{all_probes} '}probes",
             [*names, Column("units", "units", count), *figures],
             shown[shown["probes"] == all_probes],
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,8 @@ PUBLISHED_NOTE = (
 
 
 def page_title(study: str | None, table: str) -> str:
-    """Title of a page: the study's, if known, and the table's."""
-    return f"{table[0].upper()}{table[1:]}" if study is None else f"{study}: {table}"
+    """Title of a page: the study's (given in HTML), if known, and the table's."""
+    return f"{table[0].upper()}{table[1:]}" if study is None else f"{html.unescape(study)}: {table}"
 
 
 def held_out_sections(

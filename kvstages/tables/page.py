@@ -34,6 +34,9 @@ CSS = """
 """.strip()
 
 
+NO_ROWS = "There is nothing to show: too few units or policies, or none with the values of this table."
+
+
 @dataclass(frozen=True)
 class Column:
     """Header, the table's column, how a value is written, and whether its intervals stand below it: NAME_low and
@@ -94,6 +97,8 @@ def _section(section: Section) -> str:
                 cells.append(f'<td class="published">{_write(column.write, row[f"published_{column.name}"])}</td>')
         strong = section.emphasis is not None and row[section.emphasis[0]] == section.emphasis[1]
         rows.append(f"<tr{_kind('strong' if strong else '')}>{''.join(cells)}</tr>")
+    if not rows:
+        rows.append(f'<tr><td class="text" colspan="{len(heads)}">{NO_ROWS}</td></tr>')
     return (
         f'<div class="scroll">\n<table>\n<caption>{html.escape(section.caption)}</caption>\n'
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n</div>"

@@ -154,7 +154,7 @@ def test_memory_that_runs_out_is_one_line_with_what_to_do(error, tmp_path, monke
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("kvstages.models.checkpoints.load_model", fail)
+    monkeypatch.setattr("kvstages.models.load.open_decoder", fail)
     words = ["reference", "--model", tmp_path / "model.safetensors", "--windows", tmp_path / "windows.safetensors"]
     words += ["--window", "validation", "--device", "cpu", "--output", tmp_path / "out.safetensors"]
     result = CliRunner().invoke(main, [str(word) for word in words])

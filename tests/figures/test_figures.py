@@ -13,6 +13,7 @@ from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
 from kvstages.analysis.published import published_sensitivities, published_validation
+from kvstages.cache.precisions import BITS
 from kvstages.cli import main
 from kvstages.figures import (
     adaptation,
@@ -28,6 +29,7 @@ from kvstages.figures import (
     kl_distribution,
     proxy_joint,
     sensitivity,
+    shades,
     storage_kl,
 )
 from kvstages.figures.policies import policies_label
@@ -429,5 +431,16 @@ def test_output_has_to_be_svg(study, tmp_path):
 
 def test_empty_table(tmp_path):
     (tmp_path / "sensitivity.csv").write_text(",".join(SENSITIVITY_COLUMNS) + "\n")
-    said = failure("sensitivity", tmp_path / "sensitivity.csv", "--output", tmp_path / "s.svg")
-    assert "s.svg: there is nothing to draw" in said
+    words = ["figure", "sensitivity", str(tmp_path / "sensitivity.csv"), "--output", str(tmp_path / "s.svg")]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert pd.read_csv(tmp_path / "s.csv").empty and (tmp_path / "s.png").exists()
+    assert (
+        "<!-- There is nothing to draw: no unit or policy has the values that it shows. -->"
+        in (tmp_path / "s.svg").read_text()
+    )
+
+
+def test_a_precision_without_a_shade_of_its_own_lies_between_its_neighbours():
+    assert [shades.between(BITS[name]) for name in shades.EVEN] == list(shades.EVEN.values())
+    light = [sum(int(shades.between(bits)[place : place + 2], 16) for place in (1, 3, 5)) for bits in (16, 12, 8, 6, 4)]
+    assert light == sorted(set(light))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from conftest import REPOSITORY
 from models import all_logits, random_model, random_tokens
 from score_tables import random_table
 
@@ -29,7 +30,7 @@ from kvstages.policies.recipes import Recipe, equal_bytes
 from kvstages.policies.record import read_policies
 
 MEMORY = 1 << 30
-SCHEMAS = Path(__file__).parents[1] / "workflow" / "schemas"
+SCHEMAS = REPOSITORY / "workflow" / "schemas"
 RECIPES = [
     Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
     Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", head_dim=8, tokens=12)),

@@ -313,3 +313,13 @@ def test_save_model_refuses_a_state_that_is_not_the_models(tmp_path, state):
     with pytest.raises(ValueError, match=r"missing tensors: lm_head\.bias"):
         save_model(tmp_path / "model.safetensors", CONFIG, state)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_number_of_layers_than_the_study_says_is_refused(tmp_path, state):
+    torch.save(published_form(state), tmp_path / "model.pt")
+    output = tmp_path / "model.safetensors"
+    words = ["convert", "--checkpoint", str(tmp_path / "model.pt"), "--output", str(output), "--layers"]
+    result = CliRunner().invoke(main, [*words, "3"])
+    assert result.exit_code == 1 and not output.exists()
+    assert result.output == f"Error: {tmp_path}/model.pt: a model of 2 layers, expected 3, as its study says\n"
+    assert CliRunner().invoke(main, [*words, "2"]).exit_code == 0

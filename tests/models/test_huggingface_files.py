@@ -12,15 +12,18 @@ import gguf
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from huggingface_models import FAMILIES, VOCABULARY, model, save
 from safetensors.torch import load_file, save_file
 
+from kvstages.cli import main
 from kvstages.models import load
-from kvstages.models.config import DecoderShape
+from kvstages.models.config import DecoderShape, read_shape
 from kvstages.models.decoder import CausalCache
 from kvstages.models.huggingface_files import longest_text, read_config, record, weights_record
 
 IDS = torch.arange(12).view(2, 6)
+SHAPE = DecoderShape(3, 2, 12, 12, VOCABULARY, 64, 40, 4).as_dict()
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,11 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 
 def opened(path: Path, dtype: torch.dtype = torch.float32):
     return load.open_decoder(path, dtype, "cpu")
+
+
+def invoke(*arguments: object) -> None:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
 
 
 def refused(path: Path, why: str) -> None:
@@ -68,7 +76,7 @@ def test_a_folder_is_opened_in_the_dtype_asked_for(folder, dtype):
     decoder = opened(folder, dtype)
     assert decoder.dtype == dtype
     assert decoder.device == torch.device("cpu")
-    assert decoder.shape == DecoderShape(3, 2, 12, 12, VOCABULARY, 64, 40, 4)
+    assert decoder.shape.as_dict() == SHAPE
     assert not any(parameter.requires_grad for parameter in decoder.model.parameters())
     assert not decoder.model.training
 
@@ -92,6 +100,7 @@ def test_nothing_is_downloaded_and_nothing_is_printed(folder, monkeypatch, capfd
 def test_without_the_library_one_line_says_what_to_install(folder, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("kvstages.models.huggingface")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("kvstages.models.huggingface_files")
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused(folder, r"this needs transformers: pip install 'kvstages\[huggingface\]'$")
 
@@ -148,6 +157,49 @@ def test_a_gguf_file_is_opened_and_its_record_says_that_weights_are_dequantized(
     assert (decoder(IDS, CausalCache()) - made(IDS).logits).abs().max() < 1e-4
     assert decoder.shape.context == 64
     assert weights_record(path) == {"format": "gguf", "dequantized": True, "tensors": {"F32": 7, "Q8_0": 23}}
+
+
+@torch.no_grad()
+def test_a_gguf_file_is_converted_into_a_folder_that_every_stage_opens(tmp_path):
+    path, folder = tmp_path / "tiny.gguf", tmp_path / "converted"
+    as_gguf(path, gguf.GGMLQuantizationType.Q8_0)
+    invoke("convert", "--checkpoint", path, "--output", folder)
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "decoder.json", "model.safetensors"]
+    first, second = opened(path), opened(folder)
+    assert torch.equal(first(IDS, CausalCache()), second(IDS, CausalCache()))
+    assert read_shape(folder) == first.shape == second.shape
+    made = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert json.loads(made["decoder.json"])["weights"]["dequantized"] is True
+    invoke("convert", "--checkpoint", path, "--output", folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == made
+
+
+def test_a_folder_gets_its_record_and_is_left_alone_otherwise(copied, tmp_path):
+    before = {file.name: file.read_bytes() for file in copied.iterdir()}
+    invoke("convert", "--checkpoint", copied, "--output", copied)
+    after = {file.name: file.read_bytes() for file in copied.iterdir()}
+    assert json.loads(after.pop("decoder.json"))["shape"] == read_shape(copied).as_dict()
+    assert after == before
+    result = CliRunner().invoke(main, ["convert", "--checkpoint", str(copied), "--output", str(tmp_path / "other")])
+    assert result.exit_code == 1
+    assert "a folder is measured where it is" in result.output
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, r"no decoder\.json in it"),
+        ("{}", "expected a shape with layers, heads"),
+        ('{"shape": {"layers": 3}}', "expected a shape with layers, heads"),
+        (json.dumps({"shape": {**SHAPE, "heads": 0}}), "shape heads is 0, expected a whole number from 1"),
+        (json.dumps({"shape": {**SHAPE, "width": "x"}}), "shape width is 'x', expected a whole number from 1"),
+    ],
+)
+def test_a_record_without_a_shape_is_refused(tmp_path, record, message):
+    if record is not None:
+        (tmp_path / "decoder.json").write_text(record)
+    with pytest.raises(ValueError, match=message):
+        read_shape(tmp_path)
 
 
 def test_gguf_files_that_are_none_are_refused(tmp_path):

@@ -239,6 +239,13 @@ def test_proxy_joint(study, tmp_path):
     assert "<caption>Joint KL and proxy</caption>" in page
 
 
+@pytest.mark.parametrize("typed", ["AT&T <3", "AT&amp;T &lt;3"])
+def test_a_title_may_be_written_in_html(typed, study, tmp_path):
+    words = ["table", "results", *table_arguments("results", study), "--output", str(tmp_path / "r.html")]
+    assert CliRunner().invoke(main, [*words, "--title", typed]).exit_code == 0
+    assert "<h1>AT&amp;T &lt;3: results of every policy</h1>" in (tmp_path / "r.html").read_text()
+
+
 def failure(*words: object) -> str:
     result = CliRunner().invoke(main, ["table", *map(str, words)])
     assert result.exit_code != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import json
 import os
 import re
@@ -171,6 +172,13 @@ def test_a_rule_that_loads_a_decoder_declares_a_gpu_and_threads_and_no_other_doe
     decodes = loads_a_decoder(text)
     assert bool(re.search(r"^\s+gpu=", text, re.MULTILINE)) == decodes
     assert bool(re.search(r"^\s+threads: .*threads", text, re.MULTILINE)) == decodes
+
+
+@pytest.mark.parametrize("name", rules())
+def test_every_rule_keeps_a_log_and_beside_it_its_time_and_memory(name: str) -> None:
+    log = re.search(r'log:\s+f?"logs/(.+)\.log"', rules()[name])
+    kept = re.search(r'benchmark:\s+f?"benchmarks/(.+)\.tsv"', rules()[name])
+    assert log and kept and log[1] == kept[1]
 
 
 def test_rules_of_both_kinds_are_found() -> None:
@@ -393,6 +401,28 @@ def test_edited_module_reruns_the_stages_that_import_it(finished: Project, tmp_p
     assert not {"fetch_artifact", "sweep_layers_small", "evaluate_policy", "allocate_policy"} & set(jobs)
 
 
+def test_of_a_job_that_makes_several_files_only_those_are_made_that_are_not_current(
+    finished: Project, tmp_path: Path
+) -> None:
+    """A layer's sweep was deleted, and a figure's module was edited. Records tell when a file was made."""
+    copy = finished.copy(tmp_path / "copy", tmp_path / "repository" / "Snakefile")
+    for name in ("kvstages", "workflow", "report"):
+        shutil.copytree(REPOSITORY / name, tmp_path / "repository" / name)
+    shutil.copy(REPOSITORY / "Snakefile", tmp_path / "repository")
+    with (tmp_path / "repository" / "kvstages" / "figures" / "floor.py").open("a") as file:
+        file.write("EDITED = True\n")
+    (copy.folder / "results" / "small" / "sweep" / "float32" / "layer-00.csv").unlink()
+    records = copy.folder / ".ledger" / "results" / "small"
+    before = {path: path.stat().st_mtime_ns for path in records.rglob("*.json")}
+    copy.run()
+    made = {path.relative_to(records).as_posix() for path in before if path.stat().st_mtime_ns != before[path]}
+    assert made - {"manifest.json.json", "SHA256SUMS.json"} == {
+        "sweep/float32/layer-00.csv.json",
+        *(f"figures/floor{suffix}.json" for suffix in (".svg", ".png", ".csv")),
+    }
+    assert compare(finished.folder / "results" / "small", copy.folder / "results" / "small").outside == []
+
+
 def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
     finished.run("--report", "report.html")
     page = (finished.folder / "report.html").read_text()
@@ -414,6 +444,31 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
         assert f"<strong>{title}</strong> (small)" in captions
     question = (REPOSITORY / "report" / "workflow.rst").read_text().splitlines()[1]
     assert question in page.replace("\\'", "'")
+
+
+TYPED = (
+    r"""*bold* _under_ |bar| `tick` ``code`` $x^2$ {{ 7 * 7 }} \\ & "two" 'one' <b>tag</b> </script><script>alert(1)"""
+    r"""</script> <!-- :raw-html:`<i>` .. include:: secret.txt .. _x: javascript:alert(1) ü 图"""
+)
+
+
+def test_a_title_is_shown_in_the_report_as_it_is_typed(finished: Project, tmp_path: Path) -> None:
+    """It is text: no markup, no file is included, no script runs."""
+    copy = finished.copy(tmp_path / "copy")
+    study = yaml.safe_load((copy.folder / "config" / "studies" / "small.yaml").read_text())
+    copy.configure({**study, "title": TYPED})
+    (copy.folder / "secret.txt").write_text("for nobody else")
+    copy.run("results/small/tables/results.html")
+    copy.run("--report", "report.html")
+    page = (copy.folder / "report.html").read_text()
+    assert "alert(1)</script>" not in page and "<script>alert" not in page and "nobody else" not in page
+    text, _ = json.JSONDecoder().raw_decode(page.partition("var workflow_desc = ")[2])
+    shown, _ = json.JSONDecoder().raw_decode(page.partition("var results = ")[2])
+    table = base64.b64decode(shown["results/small/tables/results.html"]["data_uri"].partition("base64,")[2]).decode()
+    (heading,) = re.findall(r"<h1>Results of the study (small: .*)</h1>", text)
+    (title,) = re.findall(r"<h1>(.*)</h1>", table)
+    assert html.unescape(heading) == f"small: {TYPED}" and html.unescape(title) == f"{TYPED}: results of every policy"
+    assert not {"<", ">"} & {*heading, *title}
 
 
 def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:

@@ -37,12 +37,13 @@ rule convert_checkpoint:
     benchmark:
         "benchmarks/convert_checkpoint/{study}.tsv"
     params:
+        layers=STUDIES.ask("number_of_layers"),
         code=stage_digest("convert"),
         packages=stage_packages("convert"),
     message:
         "{wildcards.study}: check the checkpoint and keep its weights as safetensors"
     shell:
-        "kvstages --code {params.code} convert --checkpoint {input:q} --output {output} 2> {log}"
+        "kvstages --code {params.code} convert --checkpoint {input:q} --layers {params.layers} --output {output} 2> {log}"
 
 
 rule cut_windows:

@@ -1,0 +1,92 @@
+"""What measures gpt2-nano measures decoders of Hugging Face's: sweeps, gradients, policies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from huggingface_models import LAYERS, VOCABULARY, decoder
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.measure.evaluation import evaluate
+from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.gradients import window_projections
+from kvstages.measure.setting import Setting
+from kvstages.measure.sweep import sweep_layer
+
+MEMORY = 1 << 30
+# One with two kinds of layers, one with keys and values of different width.
+MEASURED = ["gemma3", "mimo-v2"]
+TRIALS = [("kv", "int8"), ("v", "int4"), ("k", "bf16-step")]
+
+
+def tokens(blocks: int = 3, length: int = 8) -> Tensor:
+    return torch.randint(VOCABULARY, (blocks, length), generator=torch.Generator().manual_seed(9))
+
+
+@pytest.fixture(scope="module", params=MEASURED)
+def model(request):
+    return decoder(request.param)
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS - 1])
+def test_both_executions_sweep_to_the_same_scores(model, layer):
+    one_pass, step = (
+        sweep_layer(model, tokens(), layer, TRIALS, Setting(execution, "float64"), MEMORY)
+        for execution in ("one-pass", "token-by-token")
+    )
+    for trial in TRIALS:
+        assert one_pass.kl[trial].shape == (model.shape.heads, 3)
+        assert torch.allclose(one_pass.kl[trial], step.kl[trial], rtol=1e-3, atol=1e-12)
+        assert (one_pass.kl[trial] > 0).all()
+        assert torch.allclose(one_pass.error[trial], step.error[trial])
+    assert (one_pass.base_kl == 0).all()
+
+
+def test_memory_that_splits_a_sweep_changes_nothing(model):
+    setting = Setting("one-pass", "float64")
+    whole, split = (sweep_layer(model, tokens(), 1, TRIALS, setting, memory) for memory in (MEMORY, 1))
+    for trial in TRIALS:
+        assert torch.allclose(whole.kl[trial], split.kl[trial], rtol=1e-3, atol=1e-12)
+
+
+def test_gradients_in_slices_of_blocks_are_those_of_the_whole_window(model):
+    (whole, error), (sliced, other) = (
+        window_projections(model, tokens(), ("int8", "int4"), 2, memory) for memory in (MEMORY, 1)
+    )
+    assert whole.shape == (2, 3, LAYERS, 2 * model.shape.heads, 2)
+    assert torch.allclose(whole, sliced, rtol=1e-4, atol=1e-9)
+    assert all(torch.allclose(error[trial], other[trial]) for trial in error)
+
+
+def test_gradients_rank_units_as_the_sweep_does(model):
+    """Second order against measured, over all heads' keys and values at INT8."""
+    found, _ = window_projections(model, tokens(), ("int8",), 48, MEMORY)
+    second_order = found.square().mean(dim=(0, 1))[..., 0] / 2 / tokens().shape[1]
+    sweeps = [
+        sweep_layer(model, tokens(), layer, [("k", "int8"), ("v", "int8")], Setting("one-pass", "float64"), MEMORY)
+        for layer in range(LAYERS)
+    ]
+    measured = torch.stack([torch.cat([each.kl["k", "int8"], each.kl["v", "int8"]]).mean(dim=1) for each in sweeps])
+    assert spearmanr(second_order.flatten(), measured.flatten()).statistic > 0.9
+    assert 0.6 < float(second_order.sum() / measured.sum()) < 1.6
+
+
+def test_a_policy_is_evaluated_and_its_bytes_are_those_of_both_widths(model):
+    shape, setting = model.shape, Setting("one-pass", "float64")
+    grid = PrecisionGrid(
+        keys=tuple(("int8",) * shape.heads for _ in range(LAYERS)),
+        values=tuple(("int4", "bf16")[: shape.heads] for _ in range(LAYERS)),
+    )
+    record = {"policy": "mixed", "precisions": grid.as_record(), "proxy": 0.1, "average_payload_bits": 9.0}
+    parts = [logits for _, logits in window_logits(model, tokens(), dense_grid(model), setting, MEMORY)]
+    summary, table = evaluate(model, tokens(), record, torch.cat(parts), setting, MEMORY)
+    keys, values = shape.widths
+    assert summary["payload_bytes"] == LAYERS * 8 * (2 * keys + -(-values // 2) + 2 * values)
+    assert summary["scale_bytes"] == LAYERS * 8 * 3 * 2
+    assert summary["bf16_bytes"] == LAYERS * 8 * 2 * 2 * (keys + values)
+    assert summary["reconstruction_bytes"] == LAYERS * 8 * 2 * (2 * keys + values)
+    assert np.asarray(table["kl"])[table["position"] == 0] == pytest.approx(0, abs=1e-12)
+    assert summary["mean_kl"] > 0
