@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+# Arguments that name a model or what one is made of.
+MODELS = ("--model", "--checkpoint")
 # Between the stages of one command line (``several``).
 SEPARATOR = "+"
 
@@ -33,7 +35,10 @@ def lines(words: Iterable[str]) -> list[list[str]]:
 
 
 def asked(group: click.Group, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The names of the stage that ``words`` ask of ``group`` (``["figure", "frontier"]``), and the stage's arguments.
+    """The names of the stage that ``words`` ask of ``group``, and the stage's arguments.
+
+    Names are those of which its code has a digest: ``["sweep"]``, ``["figure", "frontier"]``, ``["sweep",
+    "huggingface"]``.
 
     Arguments are a value for each name that a user types, defaults included, as JSON would have them. Paths are as
     seen from the working directory: their spelling does not matter, and nothing needs to be there. Nothing runs.
@@ -53,11 +58,23 @@ def asked(group: click.Group, words: Sequence[str]) -> tuple[list[str], dict[str
         if command is None:
             raise click.UsageError(f"no such stage: {name}")
         names.append(name)
-    return names, {
+    arguments = {
         typed(parameter): value(parameter, context, found)
         for parameter in command.get_params(context)
         if parameter.expose_value
     }
+    models = [arguments[name] for name in MODELS if arguments.get(name) is not None]
+    return names + family(names[0], models), arguments
+
+
+def family(stage: str, models: Sequence[str]) -> list[str]:
+    """The name that a stage has besides its own where it opens models of another family than gpt2-nano."""
+    if not models:
+        return []
+    from kvstages.models.config import is_huggingface
+    from kvstages.provenance.code import opens_models
+
+    return ["huggingface"] if any(map(is_huggingface, models)) and opens_models(stage) else []
 
 
 def typed(parameter: click.Parameter) -> str:

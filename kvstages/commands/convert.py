@@ -39,8 +39,8 @@ def command(checkpoint: Path, output: Path, layers: int | None) -> None:
           --output resources/gpt2-nano/model.safetensors
     """
     from kvstages.models.checkpoints import read_checkpoint, save_model
-    from kvstages.models.config import check_layers
-    from kvstages.models.load import huggingface_files, is_huggingface
+    from kvstages.models.config import check_layers, is_huggingface
+    from kvstages.models.load import huggingface_files
 
     if is_huggingface(checkpoint):
         huggingface_files(checkpoint).convert(checkpoint, output, layers)

@@ -6,12 +6,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvstages.commands.arguments import asked, lines, together
+from kvstages.commands.arguments import MODELS, asked, family, lines, together
 from kvstages.commands.several import AGAIN
 from kvstages.files import ledger
 from kvstages.provenance.code import FAMILIES, stage_digest
@@ -65,8 +66,9 @@ def make_again(asked: Any) -> None:
 
 
 def stage_names(words: Sequence[str]) -> Sequence[str]:
-    """The names of the stage with these words: one, or that of a figure or table too."""
-    return words[: 2 if words[0] in FAMILIES else 1]
+    """The names of the stage with these words: one, or that of a figure, table or family of models too."""
+    models = [value for name, value in pairwise(words) if name in MODELS]
+    return [*words[: 2 if words[0] in FAMILIES else 1], *family(words[0], models)]
 
 
 def check_start(kept: Iterable[str], plan: Mapping[str, Mapping[str, Any]]) -> None:

@@ -21,6 +21,8 @@ LARGEST_HEADER = 100_000_000
 # Any number of a shape above this is no model's (and shapes of weights stay far below 2^63).
 LARGEST_SIZE = 1 << 24
 
+# How the names of gpt2-nano's checkpoints and model files end; everything else is opened by Hugging Face's library.
+OWN_SUFFIXES = (".safetensors", ".pt")
 # What a folder with a model of Hugging Face's holds beside it: family, shape, and the form in which weights were kept.
 RECORD = "decoder.json"
 
@@ -116,6 +118,11 @@ def check_config(path: Path, config: Any) -> GPTConfig:
     return shape
 
 
+def is_huggingface(path: Path) -> bool:
+    """Whether a model is one of Hugging Face's: by its name alone, for it need not be there yet."""
+    return Path(path).suffix not in OWN_SUFFIXES
+
+
 def check_layers(path: Path, found: int, expected: int | None) -> None:
     """ValueError that names ``path`` if its model has not as many layers as its study says."""
     if expected not in (None, found):
@@ -127,7 +134,7 @@ def read_shape(path: Path) -> DecoderShape:
 
     ValueError names the path and what is wrong with it.
     """
-    if not Path(path).is_dir():
+    if not is_huggingface(path):
         return read_config(path).shape
     record = path / RECORD
     if not record.is_file():

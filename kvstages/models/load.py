@@ -6,13 +6,17 @@ Hugging Face's, whose library is imported for such a one only.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
 from kvstages.models.checkpoints import load_model
+from kvstages.models.config import is_huggingface
 from kvstages.models.decoder import Decoder
+
+HUGGINGFACE = "kvstages.models.huggingface_files"
 
 
 def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> Decoder:
@@ -25,17 +29,14 @@ def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> 
 
 
 def huggingface_files(path: Path) -> ModuleType:
-    """The module that opens a model of Hugging Face's; ValueError names the path where the library is not installed."""
+    """The module that opens a model of Hugging Face's; ValueError names the path where the library is not installed.
+
+    Imported by name: what it does is part of the code of a stage only where that opens such a model (provenance/code).
+    """
     try:
-        from kvstages.models import huggingface_files
+        return import_module(HUGGINGFACE)
     except ModuleNotFoundError as error:
         raise ValueError(f"{path}: this needs {error.name}: pip install 'kvstages[huggingface]'") from error
-    return huggingface_files
-
-
-def is_huggingface(path: Path) -> bool:
-    """Whether a path would be opened by Hugging Face's library."""
-    return path.is_dir() or path.suffix == ".gguf"
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

@@ -25,6 +25,9 @@ from typing import Any
 PACKAGE = Path(__file__).parents[1]
 # Stages that make one of many things, and the package that holds a module for each of these.
 FAMILIES = {"figure": "figures", "table": "tables"}
+# Families of models that a stage imports only where it opens one: the module that does, and the one that asks for it.
+MODELS = {"huggingface": ".models.huggingface_files"}
+LOADER = ".models.load"
 FRONT = ("", ".__main__", ".cli", ".commands", ".stages")
 # Keywords of Click whose texts only people read.
 HELP = {"help", "short_help", "epilog"}
@@ -84,17 +87,26 @@ def imported_modules(module: str, package: Path) -> set[str]:
     }
 
 
+def opens_models(stage: str, package: Path = PACKAGE) -> bool:
+    """Whether a stage opens a decoder, of whatever family."""
+    return package.name + LOADER in stage_modules(stage, package=package)
+
+
 def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE) -> list[str]:
     """Sorted names of the modules that ``kvstages STAGE`` imports, FRONT left out; ValueError on an unknown stage.
 
-    ``member`` names what a stage of a family makes: ``stage_modules("figure", "storage-kl")``. Without it the modules
-    are those of the command alone.
+    ``member`` names what a stage of a family makes, ``stage_modules("figure", "storage-kl")``, or the family of the
+    model that a stage opens, ``stage_modules("sweep", "huggingface")``. Without it the modules are those of the command
+    alone, and of gpt2-nano.
     """
     command = f"{package.name}.commands.{stage.replace('-', '_')}"
     if module_path(command, package) is None:
         raise ValueError(f"stage {stage!r}: {package.name}/commands has no file for it")
     waiting = {command}
-    if member is not None:
+    if member in MODELS:
+        if opens_models(stage, package):
+            waiting.add(package.name + MODELS[member])
+    elif member is not None:
         module = f"{package.name}.{FAMILIES[stage]}.{member.replace('-', '_')}"
         if module_path(module, package) is None:
             raise ValueError(f"stage {stage!r}: {package.name}/{FAMILIES[stage]} has no file for {member!r}")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstages.cli import main
+from kvstages.commands.arguments import asked, family
+from kvstages.commands.planning import stage_names
 from kvstages.provenance import code
 from kvstages.provenance.code import PACKAGE, stage_digest, stage_modules, stage_packages
 from kvstages.stages import STAGES
@@ -179,3 +182,24 @@ def test_what_the_snakefile_imports_is_free_of_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_family_of_models_is_part_of_the_code_of_stages_that_open_one():
+    opened = {"kvstages.models.huggingface", "kvstages.models.huggingface_files"}
+    assert not opened & set(stage_modules("sweep"))
+    assert opened <= set(stage_modules("sweep", "huggingface"))
+    assert stage_digest("sweep", "huggingface") != stage_digest("sweep")
+    assert stage_digest("allocate", "huggingface") == stage_digest("allocate")
+    assert "transformers" in stage_packages("sweep", "huggingface")
+    assert "transformers" not in stage_packages("sweep")
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [("a/model.safetensors", []), ("a/model", ["huggingface"]), ("a/b.gguf", ["huggingface"]), ("a.pt", [])],
+)
+def test_a_model_tells_its_family_by_its_name(model, names):
+    assert family("sweep", [model]) == names
+    assert family("allocate", [model]) == []
+    words = ["sweep", "--model", model, "--windows", "w", "--layer", "1", "--output", "o.csv"]
+    assert asked(main, words)[0] == ["sweep", *names] == list(stage_names(words))
