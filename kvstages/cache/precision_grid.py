@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvstages.cache.precisions import bits_of, stored_bytes
+from kvstages.cache.precisions import BITS, bits_of, by_size, stored_bytes
 from kvstages.cache.schemes import SIDES, Bytes
 
 # What the name of a study's unit stands for: the parts of a head that have a precision of their own.
@@ -104,6 +104,24 @@ def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: i
     sides = zip(SIDES, (grid.keys, grid.values), (head_dim, value_width or head_dim), strict=True)
     parts = [stored_bytes(name, side, width, tokens) for side, rows, width in sides for row in rows for name in row]
     return Bytes(*map(sum, zip(*parts, strict=True)))
+
+
+def byte_record(grid: PrecisionGrid, head_dim: int, tokens: int) -> dict[str, int]:
+    """The same as a policy's record has it: what is stored once counts with the scales; beside what BF16 takes."""
+    size = policy_bytes(grid, head_dim, tokens)
+    dense = PrecisionGrid.of_heads([["bf16"] * heads for heads in grid.shape])
+    return {
+        "payload": size.payload,
+        "scale": size.scales + size.once,
+        "total": sum(size),
+        "bf16": policy_bytes(dense, head_dim, tokens).payload,
+    }
+
+
+def tensor_counts(grid: PrecisionGrid) -> dict[str, int]:
+    """How many of the heads' keys and values have each precision: the published ones, and others that are there."""
+    tensors = grid.flat()
+    return {name: tensors.count(name) for name in by_size([*BITS, *tensors])}
 
 
 def average_payload_bits(grid: PrecisionGrid) -> float:

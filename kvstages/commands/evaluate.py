@@ -53,6 +53,7 @@ def command(
     from kvstages.measure.setting import Setting, prepare
     from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
+    from kvstages.stats.summary import NEXT_TOKEN
     from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
@@ -66,5 +67,5 @@ def command(
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"evaluate, {policy}") as report:
         figures, table = evaluate(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
-    write_table(positions, table)
+    write_table(positions, table, NEXT_TOKEN)
     write_json(output, {"policy": chosen["policy"], **record, **figures})

@@ -86,4 +86,5 @@ def command(
     rows = len(table["policy"])
     documents = window_documents(windows, window) or [""] * len(tokens)
     table["document"] = [documents[block] for block in table["block"]]
-    write_table(output, table | {key: [value] * rows for key, value in {"window": window, **setting.as_dict()}.items()})
+    measured = {key: [value] * rows for key, value in {"window": window, **setting.as_dict()}.items()}
+    write_table(output, table | measured, [] if exact is not None else ["truth_kl"])

@@ -73,7 +73,8 @@ def command(
     from contextlib import nullcontext
 
     from kvstages.measure.calibration import calibrated
-    from kvstages.measure.gradients import timings_of, window_projections
+    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
     from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
@@ -83,9 +84,12 @@ def command(
     place = prepare(device, threads)
     decoder = calibrated(open_decoder(model, DTYPES["float32"], place), calibration)
     tokens = load_window(windows, window, decoder.shape).to(place)
+    timings = timings_of(wanted)
+    block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))
+    check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
     kept = nullcontext(lambda found: None)
     if keep is not None:
-        kept = keeping(keep, decoder.shape, tokens, probes, timings_of(wanted), window)
+        kept = keeping(keep, decoder.shape, tokens, probes, timings, window)
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
     write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)
@@ -107,4 +111,4 @@ def write_scores(
     found = Projections(values.numpy(), tuple(precisions), tokens)
     table = sensitivity_columns(found, {trial: each.numpy() for trial, each in error.items()})
     write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
-    write_table(output_table, table)
+    write_table(output_table, table, ["standard_error"])

@@ -19,13 +19,14 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.files import ledger
 from kvstages.files.ledger import sha256 as sha256
+from kvstages.files.read import check_tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,31 +114,34 @@ def write_json(path: Path, record: Any) -> None:
     write_text(path, json_text(record))
 
 
-def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]]) -> None:
-    """Write columns as CSV in full precision: the shortest text that reads back to the same number; NaN as nothing.
+def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]], gaps: Container[str] = ()) -> None:
+    """Write columns as CSV in full precision: the shortest text that reads back to the same number; None as nothing.
 
-    A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it.
-    ValueError if the columns differ in length.
+    A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it. In the
+    columns of ``gaps`` NaN and infinity are numbers that there are not, and written as nothing. ValueError names
+    ``path``, a column and a row with either elsewhere; or says that columns differ in length.
     """
-    if not isinstance(table, Mapping):
-        # pandas has a missing value that not even compares; None is plain.
-        table = table.astype(object).where(table.notna(), None)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table)
-    for row in zip(*(table[name] for name in table), strict=True):
-        writer.writerow(map(_cell, row))
+    columns = [_cells(path, name, table[name], name in gaps) for name in table]
+    writer.writerows(zip(*columns, strict=True))
     write_text(path, text.getvalue())
 
 
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    return (
-        repr(float(value))
-        if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
-        else str(value)
-    )
+def _cells(path: Path, name: str, values: Iterable[Any], may_lack: bool) -> Iterator[str]:
+    for row, value in enumerate(values):
+        # pandas has a missing value that does not even compare; everything else equals itself but for NaN.
+        missing = type(value).__name__ in ("NAType", "NaTType") or (value is not None and value != value)
+        missing = missing or value in (math.inf, -math.inf)
+        if missing and not may_lack:
+            raise ValueError(f"{path}: {name} would be {value} in row {row + 1}, expected a finite number")
+        if value is None or missing:
+            yield ""
+        elif isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+            yield repr(float(value))
+        else:
+            yield str(value)
 
 
 def write_tensors(
@@ -147,11 +151,12 @@ def write_tensors(
 
     Arrays of numpy give the same bytes as tensors, so that a stage without need of torch does not import it. One
     metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when the
-    disk is full (safetensors has an error of its own for that).
+    disk is full (safetensors has an error of its own for that), ValueError a tensor with NaN or infinity in it.
     """
     import numpy as np
     from safetensors import SafetensorError
 
+    check_tensors(path, tensors)
     if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
         from safetensors.numpy import save_file
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvstages.cache.packed import measured_bytes
-from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
 from kvstages.measure.reference import Logits, check_reference
@@ -69,7 +69,7 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
-        "average_payload_bits": policy["average_payload_bits"],
+        "average_payload_bits": average_payload_bits(grid),
         "tokens_per_cache": tokens,
         "payload_bytes": size.payload,
         "scale_bytes": size.scales + size.once,

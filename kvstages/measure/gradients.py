@@ -36,11 +36,13 @@ from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.rounding import storage_rounding
 from kvstages.cache.schemes import PUBLISHED, SIDES, Method, precision
 from kvstages.cache.sides import join, part
-from kvstages.measure.execution import PASS_TOKENS, dense_grid
+from kvstages.measure.execution import PASS_TOKENS, dense_grid, position_slices
 from kvstages.measure.sweep import relative_error
 from kvstages.models.decoder import Decoder
 
 Error = dict[tuple[str, str], Tensor]
+# Logits, their softmax, a probe's scores and their sign's product; three in FP64 on the way to the softmax.
+SCORE_COPIES = 10
 
 
 class Timing(NamedTuple):
@@ -117,48 +119,73 @@ class GradientCache(BlockCache):
         return self.shown
 
 
-class Scores:
-    """Signed scores ε_t · (e_y − q_t) of the logits [B, T, V], a probe at a time.
+def draws(probes: int, blocks: range, tokens: int) -> Tensor:
+    """Random numbers of each probe and block: those of labels and those of signs, FP64 [P, B, 2, T].
 
     Each block draws by itself, seeded with its number and the probe's, on the CPU: a draw depends neither on which
     blocks go through the model together nor on the device.
     """
+    # Not a torch.Generator: of its seed only the lower 32 bits count.
+    numbers = [
+        [np.random.default_rng([probe, block]).random((2, tokens)) for block in blocks] for probe in range(probes)
+    ]
+    return torch.from_numpy(np.array(numbers))
 
-    def __init__(self, logits: Tensor, first_block: int):
+
+class Scores:
+    """Signed scores ε_t · (e_y − q_t) of logits [B, t, V], a probe at a time."""
+
+    def __init__(self, logits: Tensor):
         wide = logits.detach().double().softmax(dim=-1)
         self.q = wide.to(logits.dtype)
         self.cumulative = wide.cpu().cumsum(dim=-1)
-        self.first_block = first_block
 
-    def draw(self, probe: int) -> Tensor:
-        """The scores [B, T, V] of one probe."""
-        blocks, length, vocabulary = self.q.shape
-        numbers = []
-        for block in range(self.first_block, self.first_block + blocks):
-            # Not a torch.Generator: of its seed only the lower 32 bits count.
-            numbers.append(torch.from_numpy(np.random.default_rng([probe, block]).random((2, length))))
-        places, signs = torch.stack(numbers, dim=1)
+    def draw(self, numbers: Tensor) -> Tensor:
+        """The scores [B, t, V] that random numbers [B, 2, t] give."""
+        places, signs = numbers.unbind(dim=1)
         places = (places * self.cumulative[..., -1]).unsqueeze(-1)
-        labels = torch.searchsorted(self.cumulative, places, right=True).clamp_(max=vocabulary - 1)
+        labels = torch.searchsorted(self.cumulative, places, right=True).clamp_(max=self.q.shape[-1] - 1)
         signs = torch.where(signs < 0.5, -1.0, 1.0).to(self.q).unsqueeze(-1)
-        chosen = torch.arange(vocabulary, device=self.q.device) == labels.to(self.q.device)
+        chosen = torch.arange(self.q.shape[-1], device=self.q.device) == labels.to(self.q.device)
         return (chosen.to(self.q.dtype) - self.q) * signs
 
 
+def state_gradients(model: Decoder, states: Tensor, numbers: Tensor, memory: int) -> Tensor:
+    """Gradients of each probe's scores with respect to the states [B, T, E] after the last layer: [P, B, T, E].
+
+    Logits are computed a slice of positions at a time; each position's are its state's alone. ``numbers`` [P, B, 2, T].
+    """
+    found = states.new_empty(len(numbers), *states.shape)
+    for positions in position_slices(model, *states.shape[:2], memory, SCORE_COPIES):
+        piece = states.detach()[:, positions].requires_grad_()
+        with torch.enable_grad():
+            logits = model.logits(piece)
+        scores = Scores(logits)
+        for probe, drawn in enumerate(numbers):
+            (found[probe, :, positions],) = torch.autograd.grad(
+                logits, piece, scores.draw(drawn[:, :, positions]), retain_graph=probe + 1 < len(numbers)
+            )
+    return found
+
+
 def block_gradients(
-    model: Decoder, tokens: Tensor, probes: int, timings: Sequence[Timing], first_block: int = 0
+    model: Decoder, tokens: Tensor, probes: int, timings: Sequence[Timing], memory: int, first_block: int = 0
 ) -> BlockGradients:
-    """Gradients of blocks [B, T] that go through the model together: a forward pass, and a backward pass a probe."""
+    """Gradients of blocks [B, T] that go through the model together: a forward pass, and a backward pass a probe.
+
+    ``memory`` (bytes) bounds the logits.
+    """
     cache = GradientCache(model, tokens.device, tokens.shape[1], timings)
     with torch.enable_grad():
-        logits = model.logits(model.run_layers(model.embed(tokens), cache))
-    scores = Scores(logits, first_block)
+        states = model.run_layers(model.embed(tokens), cache)
+    numbers = draws(probes, range(first_block, first_block + len(tokens)), tokens.shape[1])
+    at_states = state_gradients(model, states, numbers, memory)
     stored = torch.stack(cache.stored)
     members = cache.members.T.to(stored.device, stored.dtype)
     found = stored.new_empty(len(timings), *stored.shape[:3], probes, *stored.shape[3:])
     flat = [zero for added in cache.added for zero in added]
     for probe in range(probes):
-        gradients = torch.autograd.grad(logits, flat, scores.draw(probe), retain_graph=probe + 1 < probes)
+        gradients = torch.autograd.grad(states, flat, at_states[probe], retain_graph=probe + 1 < probes)
         of_classes = torch.stack(gradients).unflatten(0, (len(stored), -1))
         for timing, member in enumerate(members):
             found[timing, :, :, :, probe] = torch.einsum("c,lcbhtd->lbhtd", member, of_classes)
@@ -175,11 +202,11 @@ def window_gradients(
     progress: Callable[[float], None] = lambda done: None,
 ) -> Iterator[BlockGradients]:
     """``block_gradients`` of all blocks of a window [B, T], as many at a time as fit ``memory`` (bytes)."""
-    step = max(1, memory // graph_bytes(model, tokens.shape[1], probes, len(timings)))
+    step = max(1, memory // 2 // graph_bytes(model, tokens.shape[1], probes, len(timings)))
     step = min(step, max(1, PASS_TOKENS[tokens.device.type] // tokens.shape[1]))
     for start in range(0, len(tokens), step):
         blocks = tokens[start : start + step]
-        yield block_gradients(model, blocks, probes, timings, start)
+        yield block_gradients(model, blocks, probes, timings, memory, start)
         progress((start + len(blocks)) / len(tokens))
 
 
@@ -240,14 +267,14 @@ def graph_bytes(model: Decoder, tokens: int, probes: int, timings: int) -> int:
     """Estimate of the memory that one block keeps for its backward passes, and of its gradients, in bytes.
 
     Activations of every layer (about 30 of width E a token, and the scores of attention over T positions as they are
-    and T for each timing, three times), the gradients of every probe and timing, and of the logits four copies and two
-    in FP64.
+    and T for each timing, three times), the gradients of every probe and timing, and those of every probe where the
+    output layer begins.
     """
     shape, size = model.shape, model.dtype.itemsize
     stored = 2 * shape.heads * max(shape.widths)
     layer = tokens * (30 * shape.width + (probes * timings + 2 * timings) * stored)
     layer += tokens * tokens * 3 * (1 + timings) * shape.query_heads
-    return size * shape.layers * layer + (4 * size + 16) * tokens * shape.vocabulary
+    return size * (shape.layers * layer + probes * tokens * shape.width)
 
 
 def _place(timings: Sequence[Timing], name: str, side: str) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvstages.files.atomic import write_tensor_slices
-from kvstages.files.read import open_tensors
+from kvstages.files.read import TensorSlices
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
@@ -31,16 +31,6 @@ class Logits(Protocol):
     shape: tuple[int, ...]
 
     def __getitem__(self, where: tuple[slice, slice]) -> Tensor: ...
-
-
-class StoredLogits:
-    """The logits of a file of the stage ``reference``; a slice is read when it is asked for."""
-
-    def __init__(self, tensor: Any):
-        self.tensor, self.shape = tensor, tuple(tensor.get_shape())
-
-    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
-        return self.tensor[where]
 
 
 def write_reference(
@@ -74,21 +64,14 @@ def _checked(part: tuple[tuple[slice, slice], Tensor]) -> tuple[tuple[slice, sli
     return part
 
 
-def read_reference(path: Path, made: Mapping[str, Any]) -> StoredLogits:
+def read_reference(path: Path, made: Mapping[str, Any]) -> TensorSlices:
     """Logits [B, T, V] of a reference, read as they are needed.
 
     ValueError names ``path`` if it holds something else, or was not computed as ``made`` says.
     """
-    file, record = open_tensors(path)
-    names = sorted(file.keys())
-    if TENSOR not in names:
-        held = ", ".join(names[:5]) or "no tensors"
-        raise ValueError(f"{path}: holds {held}; expected the tensor {TENSOR}, from the stage reference")
-    logits = StoredLogits(file.get_slice(TENSOR))
-    if len(logits.shape) != 3:
-        raise ValueError(f"{path}: {TENSOR} {logits.shape}, expected blocks × tokens × vocabulary")
+    logits = TensorSlices(path, TENSOR)
     # Logits of exact keys and values are the truth, never the reference.
-    expected = {**dict.fromkeys(CACHE), **made}
+    expected, record = {**dict.fromkeys(CACHE), **made}, logits.record
     differ = [f"{key} {record.get(key)}, not {value}" for key, value in expected.items() if record.get(key) != value]
     if differ:
         raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
+from kvstages.files.read import check_numbers
 from kvstages.scores.columns import (
     BF16_STEP,
     FLOOR,
@@ -22,6 +23,8 @@ from kvstages.scores.columns import (
 if TYPE_CHECKING:
     import pandas as pd
 
+TEXTS = ("part", "precision", *SETTING)
+
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read a CSV written here; ValueError names the file and a column that is missing or unexpected."""
@@ -34,6 +37,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         raise ValueError(f"{path}: not a table ({error})") from error
     if list(table.columns) != list(columns):
         raise ValueError(f"{path}: columns {', '.join(table.columns)}; expected {', '.join(columns)}")
+    check_numbers(path, table, [column for column in columns if column not in TEXTS])
     return table
 
 

@@ -113,8 +113,6 @@ def read_projections(path: Path) -> Projections:
         raise ValueError(f"{path}: tokens {tokens!r}, expected the positions of a block")
     if values.ndim != 5 or values.shape[3] % 2 or values.shape[4] != len(precisions) or 0 in values.shape:
         raise ValueError(f"{path}: projections of shape {values.shape}, expected [P, B, L, 2H, {len(precisions)}]")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{path}: projections that are not finite")
     return Projections(values.astype(np.float64), tuple(precisions), tokens)
 
 

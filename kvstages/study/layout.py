@@ -659,7 +659,7 @@ class Study:
             *("--seed", seed, "--steps", settings["steps"], "--batch", settings["batch"]),
             *("--learning-rate", settings["learning_rate"], "--weight-decay", settings["weight_decay"]),
             *("--clip", settings["clip"], "--beta", settings["beta"]),
-            *("--compute-dtype", self.compute_dtype, *self.device_arguments),
+            *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
     @property

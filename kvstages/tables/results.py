@@ -50,7 +50,12 @@ def make(
     """One row a policy, from each evaluation.json and the policy.json beside it; uniform ones first, then by budget."""
     import pandas as pd
 
-    records = [read_record(path, [*METRICS, *MEASURED, *WINDOW]) for path in evaluations]
+    records = [
+        read_record(
+            path, [*METRICS, *MEASURED, *WINDOW], ["proxy", "mean_kl", "agreement", "total_bytes", "compression"]
+        )
+        for path in evaluations
+    ]
     policies = [read_record(Path(path).parent / "policy.json", ["tensors"]) for path in evaluations]
     used = by_size(name for policy in policies for name, count in policy["tensors"].items() if count)
     rows = []

@@ -16,7 +16,7 @@ from kvstages.cache.precisions import QUANTIZED
 from kvstages.cache.rounding import storage_rounding
 from kvstages.cache.schemes import precision
 from kvstages.measure.execution import dense_grid
-from kvstages.measure.gradients import GradientCache, Scores, Timing, graph_bytes, window_projections
+from kvstages.measure.gradients import GradientCache, Scores, Timing, draws, graph_bytes, window_projections
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import sweep_layer
 from kvstages.scores.columns import changes
@@ -170,8 +170,8 @@ def test_a_policy_with_its_interactions_is_the_exact_second_order_term(unit):
 
 def test_the_scores_have_the_covariance_of_the_fisher_matrix():
     logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores = Scores(logits, 0)
-    drawn = torch.stack([scores.draw(probe) for probe in range(10_000)])[:, 0].flatten(1)
+    scores = Scores(logits)
+    drawn = torch.stack([scores.draw(each) for each in draws(10_000, range(1), 3)])[:, 0].flatten(1)
     q = logits[0].softmax(dim=-1)
     expected = torch.block_diag(*(torch.diag(own) - torch.outer(own, own) for own in q))
     assert torch.allclose(drawn.T @ drawn / len(drawn), expected, atol=0.02)
@@ -179,10 +179,10 @@ def test_the_scores_have_the_covariance_of_the_fisher_matrix():
 
 def test_probes_and_blocks_draw_anew_whatever_goes_through_the_model_together():
     logits = torch.randn(1, 9, 30, generator=torch.Generator().manual_seed(0)).repeat(3, 1, 1)
-    together = [Scores(logits, 0).draw(probe) for probe in range(3)]
-    for probe in range(3):
-        for block in range(3):
-            assert torch.equal(Scores(logits[:1], block).draw(probe)[0], together[probe][block])
+    together = [Scores(logits).draw(each) for each in draws(3, range(3), 9)]
+    for block in range(3):
+        for probe, each in enumerate(draws(3, range(block, block + 1), 9)):
+            assert torch.equal(Scores(logits[:1]).draw(each)[0], together[probe][block])
     drawn = torch.stack(together).flatten(0, 1).flatten(1)
     assert len(drawn.unique(dim=0)) == 9
 
@@ -193,7 +193,7 @@ def test_slices_of_the_window_give_the_same_as_all_of_it(dtype):
     one_block = graph_bytes(model, 8, 3, 1)
     told = []
     whole, error = window_projections(model, tokens, QUANTIZED, 3, MEMORY)
-    for memory in (1, 2 * one_block):
+    for memory in (1, 4 * one_block):
         sliced, same = window_projections(model, tokens, QUANTIZED, 3, memory, told.append)
         assert torch.allclose(sliced, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
         assert all(torch.allclose(same[change], error[change], rtol=1e-4) for change in error)
