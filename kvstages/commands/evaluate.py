@@ -15,6 +15,7 @@ from kvstages.commands import options
 @options.window
 @click.option("--policy", type=options.INPUT, required=True, help="Policy, from the stage allocate.")
 @click.option("--reference", type=options.INPUT, required=True, help="Logits, from the stage reference.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the figures to.")
 @click.option("--positions", type=options.OUTPUT, required=True, help="CSV file to write each position's metrics to.")
@@ -24,6 +25,7 @@ def command(
     window: str,
     policy: Path,
     reference: Path,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -44,6 +46,7 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.files.atomic import write_json, write_table
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.evaluation import evaluate
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.reference import read_reference
@@ -57,7 +60,7 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = open_decoder(model, setting.dtype, place).pack()
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     chosen = read_policy(policy, decoder.shape)
     tokens = load_window(windows, window, decoder.shape).to(place)
     block = state_bytes(decoder, tokens.shape[1], execution)

@@ -17,8 +17,9 @@ import math
 import numbers
 import os
 import shutil
+import struct
 import tempfile
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,37 @@ def write_tensors(
             save_file(plain, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path}: cannot be written ({error})") from error
+
+
+@contextmanager
+def tensor_stream(
+    path: Path, layout: Mapping[str, Sequence[int]], record: Mapping[str, Any]
+) -> Iterator[Callable[[memoryview], None]]:
+    """Write BF16 tensors as safetensors one after the other, so that they need not be in memory together.
+
+    ``layout``: names and shapes, in the order in which the bytes of the tensors are then appended. ValueError where
+    they are too many or too few for a tensor, or a tensor is missing.
+    """
+    header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record, sort_keys=True)}}
+    end = 0
+    for name, shape in layout.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    waiting = list(layout.items())
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+
+        def append(data: memoryview) -> None:
+            name, shape = waiting.pop(0)
+            if data.nbytes != 2 * math.prod(shape):
+                raise ValueError(f"{path}: {data.nbytes} bytes for {name} of shape {tuple(shape)}")
+            file.write(data)
+
+        yield append
+        if waiting:
+            raise ValueError(f"{path}: {waiting[0][0]} was not written")
 
 
 def write_tensor_slices(

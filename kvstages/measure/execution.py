@@ -52,6 +52,7 @@ def packed_cache(
         rounding=rounding,
         dense_storage=dense_storage,
         value_width=model.shape.value_width,
+        contexts=model.contexts,
     )
 
 
@@ -119,7 +120,7 @@ def policy_cache(model: Decoder, grid: PrecisionGrid | None, blocks: int, tokens
     if grid is None:
         return CausalCache(model.device)
     if execution == "one-pass":
-        return BlockCache(grid, model.device)
+        return BlockCache(grid, model.device, contexts=model.contexts)
     return packed_cache(model, grid, blocks, tokens)
 
 

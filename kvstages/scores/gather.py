@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
 from kvstages.files.read import check_numbers
-from kvstages.scores.columns import BF16_STEP, FLOOR, PRECISION_ORDER, SENSITIVITY_COLUMNS, SETTING, SWEEP_COLUMNS, UNIT
+from kvstages.scores.columns import (
+    BF16_STEP,
+    FLOOR,
+    SENSITIVITY_COLUMNS,
+    SETTING,
+    SWEEP_COLUMNS,
+    UNIT,
+    precision_rank,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +85,8 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     gathered["source"] = source
     for key in SETTING:
         gathered[key] = settings.iloc[0][key]
-    ranks = {"part": PARTS.index, "precision": PRECISION_ORDER.index}
+    order = sorted(gathered["precision"].unique(), key=precision_rank)
+    ranks = {"part": PARTS.index, "precision": order.index}
     return gathered.sort_values(
         [*UNIT, "precision"], key=lambda column: column.map(ranks[column.name]) if column.name in ranks else column
     )[SENSITIVITY_COLUMNS]

@@ -100,10 +100,13 @@ def test_a_policy_or_reference_of_another_shape_is_refused():
         ({"precisions": "int4"}, "precisions: str, expected the keys keys and values"),
         ({"precisions": {"keys": []}}, r"precisions: \['keys'\], expected the keys keys and values"),
         ({"precisions": {"keys": [], "values": "int4"}}, "precisions.values: expected a list of layers, each a list"),
-        ({"precisions": with_keys(*GRID.keys[:2], ("int8", "int5"))}, "layer 2, head 1, keys: 'int5', expected one of"),
+        (
+            {"precisions": with_keys(*GRID.keys[:2], ("int8", "int7"))},
+            "layer 2, head 1, keys: 'int7', expected",
+        ),
         (
             {"precisions": with_keys(*GRID.keys[:2], ("int8", 4))},
-            "layer 2, head 1, keys: 4, expected one of bf16, int8",
+            "layer 2, head 1, keys: 4, expected a precision such as bf16, int8 or centred4",
         ),
         ({"precisions": with_keys(*GRID.keys[:2], ("int8",))}, "precisions: keys and values have different shapes"),
         ({"precisions": {"keys": [["int8"]], "values": [["int8"]]}}, r"heads \[1\] a layer, but the model has \[2, 2"),

@@ -69,7 +69,7 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     values = {
         "layers": [0, "12", True, 10**9],
         "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"], [f"{10**300}B"]],
-        "precisions": [[], ["int8", "int8"], ["int8", "fp8"]],
+        "precisions": [[], ["int8", "int8"], ["int8", "INT4"]],
         "execution": ["fast"],
         "title": [" ", 3, "two\nlines", "line end\n", "bell\a", "next\x85line", "para\u2029graph"],
         "block": [0, 10**30],
