@@ -154,7 +154,7 @@ class HuggingFaceDecoder(Known):
             self.signatures = [inspect.signature(layer.forward) for layer in self.layers]
             self.returns_tuple: list[bool] = []
             self.calls: dict[tuple[int, int], list[LayerCall]] = {}
-            self.shape = self._try_out(limit, getattr(config, "num_attention_heads", None))
+            self._try_out(limit, getattr(config, "num_attention_heads", None))
         except Refused as error:
             raise ValueError(f"{name}: {error}") from error
         except Exception as error:  # whatever the code of five hundred families may raise when it is taken apart
@@ -272,8 +272,8 @@ class HuggingFaceDecoder(Known):
         return (x, None) if self.returns_tuple[layer] else x
 
     @torch.no_grad()
-    def _try_out(self, limit: int, query_heads: int | None) -> DecoderShape:
-        """The decoder's shape, once it is known that its layers run one by one; Refused says why they do not."""
+    def _try_out(self, limit: int, query_heads: int | None) -> None:
+        """Set the decoder's shape, and try whether its layers run one by one; Refused says why they do not."""
         known = self.model.get_input_embeddings().weight.shape[0]
         tokens = torch.randint(known, (2, min(TRIAL_TOKENS, limit)), generator=torch.Generator().manual_seed(0))
         tokens = tokens.to(self.device)
@@ -290,16 +290,15 @@ class HuggingFaceDecoder(Known):
             raise Refused(f"a vocabulary of {expected.shape[-1]}, larger than the embedding's {known}")
         width = self._note(tokens, 0)[1].shape[-1]
         vocabulary = expected.shape[-1]
-        shape = DecoderShape(
+        self.shape = DecoderShape(
             len(self.layers), heads, key_width, value_width, vocabulary, limit, width, query_heads or heads
         )
-        self._compare(tokens, expected, shape)
-        return shape
+        self._compare(tokens, expected)
 
-    def _compare(self, tokens: Tensor, expected: Tensor, shape: DecoderShape) -> None:
+    def _compare(self, tokens: Tensor, expected: Tensor) -> None:
         """Refused unless running the layers one by one, in one pass and token by token, gives the logits expected."""
+        shape, length = self.shape, tokens.shape[1]
         grid = PrecisionGrid.uniform(shape.layers, shape.heads, "bf16")
-        length = tokens.shape[1]
         packed = PackedCache(
             grid,
             len(tokens),
