@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvstages.files import ledger
 from kvstages.files.ledger import sha256 as sha256
-from kvstages.files.read import check_tensors
+from kvstages.files.read import ITEM_BYTES, check_tensors
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-    import torch
     from torch import Tensor
 
 
@@ -207,22 +206,20 @@ def tensor_stream(
 def write_tensor_slices(
     path: Path,
     name: str,
-    dtype: torch.dtype,
+    code: str,
     shape: tuple[int, int, int],
-    slices: Iterable[tuple[tuple[slice, slice], Tensor]],
+    slices: Iterable[tuple[tuple[slice, slice], Iterable[memoryview]]],
     record: Mapping[str, Any],
 ) -> None:
     """Write one tensor as ``write_tensors`` does, byte for byte, but a part [blocks, positions, :] at a time.
 
-    What is in memory is one part. The parts must cover the tensor.
+    ``code``: the kind of number, F64, F32 or BF16. A part comes as the bytes of its rows, block by block. What is in
+    memory is one part. The parts must cover the tensor.
     """
-    import torch
-
-    names = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
-    row = shape[2] * dtype.itemsize
+    row = shape[2] * ITEM_BYTES[code]
     header = {
         "__metadata__": {"record": json.dumps(record, sort_keys=True)},
-        name: {"dtype": names[dtype], "shape": list(shape), "data_offsets": [0, shape[0] * shape[1] * row]},
+        name: {"dtype": code, "shape": list(shape), "data_offsets": [0, shape[0] * shape[1] * row]},
     }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -231,4 +228,4 @@ def write_tensor_slices(
         for (blocks, positions), part in slices:
             for block, rows in zip(range(*blocks.indices(shape[0])), part, strict=True):
                 file.seek(8 + len(text) + (block * shape[1] + positions.start) * row)
-                file.write(rows.contiguous().cpu().view(torch.uint8).numpy().data)
+                file.write(rows)

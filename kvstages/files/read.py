@@ -57,6 +57,10 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return _read_safetensors(path, "np")
 
 
+# Bytes of a number, by the code that safetensors has for its kind.
+ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2}
+
+
 class TensorSlices:
     """A tensor [B, T, V] of a safetensors file, of which slices of blocks and positions are read when asked for.
 
@@ -75,24 +79,25 @@ class TensorSlices:
             header = json.loads(plain.read(length))[name]
         self.start = 8 + length + header["data_offsets"][0]
         self.shape, self.code = tuple(header["shape"]), header["dtype"]
-        if len(self.shape) != 3 or self.code not in ("F64", "F32", "BF16"):
+        if len(self.shape) != 3 or self.code not in ITEM_BYTES:
             raise ValueError(
                 f"{path}: {name} {self.shape} of {self.code}, expected blocks × tokens × vocabulary, floating point"
             )
 
-    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
-        import torch
-
-        dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16}[self.code]
+    def ranges(self, where: tuple[slice, slice]) -> tuple[range, range]:
+        """Blocks and positions of a slice."""
         blocks, positions = (range(*each.indices(size)) for each, size in zip(where, self.shape[:2], strict=True))
-        found = torch.empty(len(blocks), len(positions), self.shape[2], dtype=dtype)
-        row = self.shape[2] * dtype.itemsize
+        return blocks, positions
+
+    def read_into(self, where: tuple[slice, slice], buffers: Iterable[memoryview]) -> None:
+        """Fill one buffer for each block of a slice; ValueError where the file ends before its tensor does."""
+        blocks, positions = self.ranges(where)
+        row = self.shape[2] * ITEM_BYTES[self.code]
         with self.path.open("rb") as file:
-            for block, rows in zip(blocks, found, strict=True):
+            for block, buffer in zip(blocks, buffers, strict=True):
                 file.seek(self.start + (block * self.shape[1] + positions.start) * row)
-                if file.readinto(rows.view(torch.uint8).numpy().data) != len(positions) * row:
+                if file.readinto(buffer) != len(positions) * row:
                     raise ValueError(f"{self.path}: ends before its tensor does")
-        return found
 
 
 def _open_safetensors(path: Path, framework: str) -> tuple[Any, dict[str, Any]]:

@@ -25,6 +25,11 @@ CACHE = {"cache": "exact"}
 EXACT = {"execution": "one-pass", "compute_dtype": "float32", **CACHE}
 
 
+# The kinds of numbers that logits are written as, by their codes in safetensors.
+CODES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
 class Logits(Protocol):
     """Logits [B, T, V], in memory (a tensor) or in a file: their shape, and slices of blocks and positions."""
 
@@ -50,7 +55,8 @@ def write_reference(
     grid = None if CACHE.items() <= record.items() else dense_grid(model)
     slices = window_logits(model, tokens, grid, setting, memory, progress)
     shape = (*tokens.shape, model.shape.vocabulary)
-    write_tensor_slices(path, TENSOR, model.dtype, shape, map(_checked, slices), record)
+    parts = ((where, map(_bytes, part.cpu())) for where, part in map(_checked, slices))
+    write_tensor_slices(path, TENSOR, CODES[model.dtype], shape, parts, record)
 
 
 def _checked(part: tuple[tuple[slice, slice], Tensor]) -> tuple[tuple[slice, slice], Tensor]:
@@ -64,12 +70,27 @@ def _checked(part: tuple[tuple[slice, slice], Tensor]) -> tuple[tuple[slice, sli
     return part
 
 
-def read_reference(path: Path, made: Mapping[str, Any]) -> TensorSlices:
+def _bytes(rows: Tensor) -> memoryview:
+    """The memory of a tensor on the CPU."""
+    return rows.contiguous().view(torch.uint8).numpy().data
+
+
+class StoredLogits(TensorSlices):
+    """Logits [B, T, V] of a file, read a slice of blocks and positions at a time."""
+
+    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
+        blocks, positions = self.ranges(where)
+        found = torch.empty(len(blocks), len(positions), self.shape[2], dtype=DTYPES[self.code])
+        self.read_into(where, map(_bytes, found))
+        return found
+
+
+def read_reference(path: Path, made: Mapping[str, Any]) -> StoredLogits:
     """Logits [B, T, V] of a reference, read as they are needed.
 
     ValueError names ``path`` if it holds something else, or was not computed as ``made`` says.
     """
-    logits = TensorSlices(path, TENSOR)
+    logits = StoredLogits(path, TENSOR)
     # Logits of exact keys and values are the truth, never the reference.
     expected, record = {**dict.fromkeys(CACHE), **made}, logits.record
     differ = [f"{key} {record.get(key)}, not {value}" for key, value in expected.items() if record.get(key) != value]
