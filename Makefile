@@ -7,6 +7,7 @@
 # make image   the container image, with podman or docker                     (envs/README.md)
 # make proof-image           the study inside the image and outside: the same SHA256SUMS
 # make proof-slurm           the study on a one-node SLURM while jobs and the node's daemon are killed
+# make processors            numeric tests and the small study as if on several processors: the same bytes, or numbers?
 # make clean-study STUDY=S   remove everything that was made of the study S
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ export STUDY
 export PIP_USER := 0
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test faults fuzz env lock image proof-image proof-slurm benchmark clean-study
+.PHONY: study report test faults fuzz env lock image proof-image proof-slurm processors benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -73,6 +74,9 @@ image:
 
 proof-image: $(INSTALLED) image
 	proofs/image.sh
+
+processors: $(INSTALLED)
+	python proofs/processors.py
 
 proof-slurm: $(INSTALLED)
 	proofs/slurm.sh

@@ -273,7 +273,10 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     arm = Arm(4, 50, 4, 1e-6, 0.01, 1.0, 1.0)
 
     def logits(tokens: Tensor) -> Tensor:
-        return torch.cat([part for _, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY)])
+        found = torch.empty(*tokens.shape, model.shape.vocabulary, dtype=setting.dtype)
+        for where, part in window_logits(model, tokens, dense_grid(model), setting, MEMORY):
+            found[where] = part
+        return found
 
     def evaluations(decoder: GPT, chosen: list[dict[str, Any]], reference: Tensor) -> None:
         for policy in chosen:
@@ -293,7 +296,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     spent["adaptation"] = spent["adapted"] = 0.0
     for seed in (1337, 2026, 9001):
         student = random_model(config, dtype)
-        spent["adaptation"] += seconds(lambda student=student, seed=seed: adapt(student, adaptation, arm, seed))
+        spent["adaptation"] += seconds(lambda student=student, seed=seed: adapt(student, adaptation, arm, seed, MEMORY))
         spent["adapted"] += seconds(
             lambda student=student: evaluations(student.pack(), [policies[0], policies[3]], reference)
         )

@@ -88,12 +88,13 @@ def intervention(model: GPT, tokens: Tensor, layer: int, head: int, precision: s
 
 def adaptation_step(model: GPT, frozen: GPT, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of adaptation as published: the frozen reference runs along, and the optimizer is not fused."""
-    from kvstages.measure.adaptation import NoiseCache, losses
+    from kvstages.measure.adaptation import NONE, NoiseCache, losses
 
     with torch.no_grad():
         reference = frozen(tokens)
-    cross_entropy, kl = losses(model(tokens, NoiseCache(4, torch.Generator().manual_seed(0))), tokens, reference)
+    following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=NONE)
+    cross_entropy, kl = losses(model(tokens, NoiseCache(4, torch.Generator().manual_seed(0))), following, reference)
     optimizer.zero_grad()
-    (cross_entropy + kl).backward()
+    (cross_entropy / tokens[:, 1:].numel() + kl / tokens.numel()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -13,7 +13,9 @@ GROUPS: dict[str, dict[str, str]] = {
     "Scores": {
         "sweep": "Change one head of a layer at a time and measure the KL.",
         "gather": "Gather the sweeps of all layers into one table of scores.",
+        "calibrate": "Write what quantizer schemes need to know of a model's keys and values.",
         "gradients": "Score every unit at once, from gradients.",
+        "project": "Score further precisions from gradients that were kept.",
     },
     "Policies": {
         "allocate": "Give every unit a precision, under a budget or uniformly.",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from gappy import write_gappy
 
-from kvstages.files.atomic import write_json, write_table
+from kvstages.files.atomic import write_json
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 # How much a score and a relative reconstruction error grow from INT8.
@@ -98,14 +99,14 @@ def write_set(folder: Path, policies: Sequence[pd.DataFrame], below: dict[str, f
     """joint.csv of some policies, that of BF16 arithmetic in a folder (of all but random ones), and the policy-set.json
     beside it; returns the first."""
     table = pd.concat(policies)
-    write_table(folder / "joint.csv", table)
+    write_gappy(folder / "joint.csv", table)
     quantized = table["mean_kl"] > 0
     in_bf16 = table.assign(
         compute_dtype="bfloat16",
         mean_kl=table["mean_kl"] + BF16_FLOOR * quantized,
         truth_kl=table["truth_kl"] + BF16_FLOOR,
     )
-    write_table(folder / "bfloat16" / "joint.csv", in_bf16[in_bf16["recipe"] != "random"])
+    write_gappy(folder / "bfloat16" / "joint.csv", in_bf16[in_bf16["recipe"] != "random"])
     write_json(folder / "policy-set.json", {"draws": [{"policies": _shares(below or {})}]})
     return folder / "joint.csv"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from gappy import write_gappy
 from made_up import write_comparison
 
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
@@ -22,7 +23,7 @@ from kvstages.analysis.published import (
     published_validation,
 )
 from kvstages.cache.precision_grid import PARTS
-from kvstages.files.atomic import write_json, write_table, write_tensors
+from kvstages.files.atomic import write_json, write_tensors
 from kvstages.policies.names import split_policy
 from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
 from kvstages.stats.summary import summarise
@@ -51,7 +52,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
          "reconstruction_error": 1e-5, "source": SENSITIVITY.stem, **MEASURED}
         for layer in range(layers) for head in range(heads) for precision in ("int8", "int4")
     ]  # fmt: skip
-    write_table(folder / SENSITIVITY, pd.DataFrame(rows))
+    write_gappy(folder / SENSITIVITY, pd.DataFrame(rows))
     validation = published_validation(PUBLISHED)
     policies = published_policies(PUBLISHED)
     for number, (policy, metrics) in enumerate(validation.items()):
@@ -66,7 +67,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
             curve["kl"] *= np.random.default_rng(seed).uniform(0.9, 1.1, len(curve))
             if arm == "control":
                 curve["kl"] = np.linspace(0, 1e-5, len(curve))
-            write_table(place / "curve.csv", curve)
+            write_gappy(place / "curve.csv", curve)
             for policy, metrics in adapted["policies"].items():
                 metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
@@ -82,7 +83,7 @@ def write_gradients(folder: Path, scores: dict[str, np.ndarray]) -> None:
     values = random.normal(size=(8, 4, len(size), 2 * size.shape[1], 2)) * np.concatenate((size, size), axis=1)
     found = Projections(values, tuple(scores), 64)
     error = {(part, precision): np.full((*size.shape[:2], 4), 1e-5) for part in PARTS for precision in scores}
-    write_table(folder / "scores" / "gradients.csv", sensitivity_columns(found, error))
+    write_gappy(folder / "scores" / "gradients.csv", sensitivity_columns(found, error))
     write_tensors(
         folder / "gradients" / "projections.safetensors", {TENSOR: values}, record_of(found.precisions, 64, "w")
     )
@@ -90,7 +91,7 @@ def write_gradients(folder: Path, scores: dict[str, np.ndarray]) -> None:
     joint = joint[joint["block"] < 4].rename(columns={"mean_kl": "joint_kl"})
     for name in PREDICTORS:
         joint[name] = joint["joint_kl"] * random.lognormal(0.0, 0.2, len(joint))
-    write_table(folder / "gradients" / "predictions.csv", joint[PREDICTION_COLUMNS])
+    write_gappy(folder / "gradients" / "predictions.csv", joint[PREDICTION_COLUMNS])
 
 
 def figure_arguments(name: str, study: Path) -> list[str]:
@@ -167,7 +168,7 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
     allocator, text = split_policy(policy)
     budget = None if text is None else float(text)
     steps = _greedy_steps(scores, budget) if budget is not None else _greedy_steps(scores, -1.0)
-    write_table(place / "steps.csv", steps)
+    write_gappy(place / "steps.csv", steps)
     write_json(place / "policy.json", {
         "policy": policy, "allocator": allocator, "sensitivity": "published", "unit": "head",
         "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
@@ -188,7 +189,7 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
         "kl": kl.ravel(), "reverse_kl": kl.ravel(), "agrees": 1, "cross_entropy": 2.7, "reference_cross_entropy": 2.7,
         "delta_p": 0.01, "logit_deviation": 0.1,
     })  # fmt: skip
-    write_table(place / "positions.csv", table)
+    write_gappy(place / "positions.csv", table)
 
 
 def _evaluation(policy: str, metrics: dict, proxy: float | None) -> dict:

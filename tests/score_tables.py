@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from gappy import write_gappy
 from published import PUBLISHED
 
 from kvstages.analysis.published import published_sensitivities
 from kvstages.cache.precision_grid import units
-from kvstages.files.atomic import write_table
 from kvstages.scores.table import COLUMNS, ScoreTable
 
 
@@ -58,4 +58,4 @@ def write_sensitivities(
             for number, precision in enumerate(precisions):
                 scores = float(table.kl[number, index]), float(table.error[number, index])
                 rows.append((*place, precision, *scores, source, "one-pass", "float32"))
-    write_table(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+    write_gappy(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))

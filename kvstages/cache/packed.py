@@ -2,8 +2,8 @@
 
 Every head's keys and values have their own precision. Past positions stay packed (codes as a stream of bits, FP16
 scales; "bf16" as BF16); a step quantizes only its new positions and appends them, and its attention sees the
-reconstructed past and its own keys and values as they are (docs/method.md, "Cache rule"). Unlike Hugging Face's
-QuantizedCache there is no residual window of recent tokens kept dense, and nothing is ever quantized twice.
+reconstructed past and its own keys and values as they are (docs/method.md, "Cache rule"). Nothing is ever quantized
+twice. Tensors of the published precisions are quantized in one go; those of other schemes have stores (``stores``).
 
 Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys first.
 """
@@ -11,16 +11,28 @@ Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys firs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvstages.cache.interventions import ReadBack, check_finite
+from kvstages.cache.interventions import Group, ReadBack, check_finite
+from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS, packed_width
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
+from kvstages.cache.schemes import SIDES, Bytes
 from kvstages.cache.sides import join, part
+from kvstages.cache.stores import PaddedStore, Store
+
+
+class Turned(NamedTuple):
+    """Tensors that are read back rotated: the KV heads whose ``keys`` are, and those whose ``values`` are."""
+
+    group: Group
+    keys: Tensor
+    values: Tensor
 
 
 class LayerCache:
@@ -37,9 +49,24 @@ class LayerCache:
         capacity: int = 64,
         working_copy: bool = True,
         device: torch.device | str = "cpu",
+        contexts: Contexts | None = None,
+        padding: Tensor | None = None,
+        turned: bool = False,
+        sides: str = "kv",
     ):
         self.layer, self.length, self.head_dim, self.arithmetic = layer, 0, head_dim, arithmetic
-        self.read = ReadBack(row, layer, device)
+        self.read = ReadBack(row, layer, device, (head_dim, head_dim), contexts, sides)
+        self.heads = len(row) // len(sides)
+        # Groups that are read back rotated, with the KV heads of their keys and of their values.
+        self.turned = [
+            Turned(group, *(group.rows[group.rows // self.heads == sides.find(side)] % self.heads for side in SIDES))
+            for group in self.read.groups
+            if turned and group.codec.matrix is not None
+        ]
+        self.groups = [
+            (group, self._store(group, batch, dense_storage, device, capacity, padding, turned))
+            for group in self.read.groups
+        ]
         # Dense tensors that need no rounding live in the working copy alone; it is their store.
         self.dense_in_past = working_copy and dense_storage == arithmetic
         self.working_copy = working_copy
@@ -64,19 +91,87 @@ class LayerCache:
         then themselves."""
         start, stop = self.length, self.length + both.shape[2]
         self._reserve(stop)
+        self.settle()
+        new = self._turn(both) if self.turned else both
         if self.working_copy:
             past = self.store["past"]
-            if self.unsettled is not None:
-                # The last step's exact keys and values have been attended to; now they give way to the stored ones.
-                past[:, :, start - self.unsettled.shape[2] : start] = self.unsettled
-            past[:, :, start:stop] = both
+            past[:, :, start:stop] = new
             self.unsettled = self._append(both, start, stop)
             seen = past[:, :, :stop]
         else:
-            seen = torch.cat((self.reconstruct(), both), dim=2)
+            seen = torch.cat((self.reconstruct(), new), dim=2)
             self._append(both, start, stop)
         self.length = stop
         return seen
+
+    def settle(self) -> None:
+        """Bring the past to what the next step finds: the last step's exact keys and values have been attended to,
+        and give way to the stored ones, as do those that were to stay exact for longer and are now due."""
+        past = self.store["past"]
+        if self.unsettled is not None:
+            past[:, :, self.length - self.unsettled.shape[2] : self.length] = self.unsettled
+            self.unsettled = None
+        for group, store in self.groups:
+            for rows, start, values in store.settle():
+                if self.working_copy:
+                    where = slice(start, start + values.shape[2])
+                    rows = torch.arange(len(past), device=past.device) if rows is None else rows
+                    past[rows.unsqueeze(1), group.rows, where] = values
+
+    def check_crop(self, count: int) -> None:
+        """ValueError where the last ``count`` positions cannot be dropped."""
+        if not 0 <= count <= self.length:
+            raise ValueError(f"layer {self.layer}: {count} tokens to drop of {self.length}")
+        for _, store in self.groups:
+            try:
+                store.check_crop(count)
+            except ValueError as error:
+                raise ValueError(f"layer {self.layer}: {error}") from None
+
+    def crop(self, count: int) -> None:
+        """Drop the last ``count`` positions, once ``check_crop`` allows it."""
+        if self.unsettled is not None:
+            self.store["past"][:, :, self.length - self.unsettled.shape[2] : self.length] = self.unsettled
+            self.unsettled = None
+        for _, store in self.groups:
+            store.crop(count)
+        self.length -= count
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sequences (indices, in this order; one may come twice)."""
+        self.store = {name: stored.index_select(0, rows) for name, stored in self.store.items()}
+        if self.unsettled is not None:
+            self.unsettled = self.unsettled.index_select(0, rows)
+        for _, store in self.groups:
+            store.select(rows)
+
+    def _store(
+        self,
+        group: Group,
+        batch: int,
+        dense: torch.dtype,
+        device: torch.device | str,
+        capacity: int,
+        padding: Tensor | None,
+        turned: bool,
+    ) -> Store | PaddedStore:
+        options = {
+            "codec": group.codec,
+            "heads": len(group.rows),
+            "arithmetic": self.arithmetic,
+            "dense": dense,
+            "device": device,
+            "capacity": capacity,
+            "turned": turned,
+        }
+        return Store(batch=batch, **options) if padding is None else PaddedStore(padding, **options)
+
+    def _turn(self, both: Tensor) -> Tensor:
+        """Keys and values, with those rotated whose past is read back rotated."""
+        for group, _, _ in self.turned:
+            rotated = group.codec.turn(both.index_select(1, group.rows)).to(both.dtype)
+            both = both.index_copy(1, group.rows, rotated)
+        return both
 
     def _append(self, both: Tensor, start: int, stop: int) -> Tensor | None:
         """Store the new positions [B, 2H, T, D]; what they will read back as (None: as they are)."""
@@ -84,15 +179,20 @@ class LayerCache:
         dense = read.moved(both)
         if len(read.dense_rows) and not self.dense_in_past:
             self.store["dense"][:, :, start:stop] = read.pick(dense, read.dense_rows)
-        if not read.quantized:
-            return None if dense is both else dense
-        scale = choose_scale(both)
-        codes = quantize(both, scale, read.levels)
-        self.store["scales"][:, :, start:stop, 0] = read.pick(scale, read.quantized_rows)
-        for name in read.quantized:
-            self.store[name][:, :, start:stop] = pack(read.pick(codes, read.rows[name]), BITS[name])
-        rounded = dequantize(codes, scale, read.levels, self.arithmetic)
-        return torch.where(read.is_dense, dense, rounded) if len(read.dense_rows) else rounded
+        settled = dense
+        if read.quantized:
+            scale = choose_scale(both)
+            codes = quantize(both, scale, read.levels)
+            self.store["scales"][:, :, start:stop, 0] = read.pick(scale, read.quantized_rows)
+            for name in read.quantized:
+                self.store[name][:, :, start:stop] = pack(read.pick(codes, read.rows[name]), BITS[name])
+            settled = dequantize(codes, scale, read.levels, self.arithmetic)
+            if len(read.dense_rows):
+                settled = torch.where(read.is_dense, dense, settled)
+        for group, store in self.groups:
+            back = store.append(both.index_select(1, group.rows))
+            settled = settled.index_copy(1, group.rows, back)
+        return None if settled is both else settled
 
     def _reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` positions; capacity at least doubles, so growing copies each position O(1) times."""
@@ -114,24 +214,31 @@ class LayerCache:
             dense = self._stored("past").index_select(1, read.dense_rows)
         else:
             dense = self._stored("dense").to(self.arithmetic)
-        if not read.quantized:
-            return dense[:, read.dense_rows.argsort()]
-        codes = torch.cat([unpack(self._stored(name), BITS[name], self.head_dim) for name in read.quantized], dim=1)
-        levels = read.levels.index_select(0, read.quantized_rows)
-        quantized = dequantize(codes, self._stored("scales").squeeze(-1), levels, self.arithmetic)
-        order = torch.cat((read.dense_rows, read.quantized_rows)).argsort()
-        return torch.cat((dense, quantized), dim=1).index_select(1, order)
+        parts = [dense]
+        if read.quantized:
+            codes = torch.cat([unpack(self._stored(name), BITS[name], self.head_dim) for name in read.quantized], dim=1)
+            levels = read.levels.index_select(0, read.quantized_rows)
+            parts.append(dequantize(codes, self._stored("scales").squeeze(-1), levels, self.arithmetic))
+        parts += [store.read() for _, store in self.groups]
+        order = torch.cat((read.dense_rows, read.quantized_rows, *(group.rows for group, _ in self.groups)))
+        return torch.cat(parts, dim=1).index_select(1, order.argsort())
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the stored codes and dense elements, of the positions seen so far."""
         payload = sum(self._stored(name).nbytes for name in (*self.read.quantized, "dense"))
+        payload += sum(store.payload_bytes for _, store in self.groups)
         return payload + (self._dense_in_past_bytes() if self.dense_in_past else 0)
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the stored scales, of the positions seen so far."""
-        return self._stored("scales").nbytes
+        """Bytes of the stored scales and zero points, of the positions seen so far."""
+        return self._stored("scales").nbytes + sum(store.scale_bytes for _, store in self.groups)
+
+    @property
+    def once_bytes(self) -> int:
+        """Bytes that do not grow with the positions: offsets and static scales."""
+        return sum(group.once_bytes for group in self.read.groups)
 
     @property
     def working_bytes(self) -> int:
@@ -153,10 +260,34 @@ class UnevenLayerCache:
     def length(self) -> int:
         return self.sides[0].length
 
+    @property
+    def heads(self) -> int:
+        return self.sides[0].heads
+
+    @property
+    def turned(self) -> list[Turned]:
+        return [turned for side in self.sides for turned in side.turned]
+
     def update(self, both: Tensor) -> Tensor:
         """As ``LayerCache.update``."""
         sides = zip(self.sides, both.chunk(2, dim=1), strict=True)
         return join(*(cache.update(side[..., : cache.head_dim]) for cache, side in sides))
+
+    def settle(self) -> None:
+        for side in self.sides:
+            side.settle()
+
+    def check_crop(self, count: int) -> None:
+        for side in self.sides:
+            side.check_crop(count)
+
+    def crop(self, count: int) -> None:
+        for side in self.sides:
+            side.crop(count)
+
+    def select(self, rows: Tensor) -> None:
+        for side in self.sides:
+            side.select(rows)
 
     @property
     def payload_bytes(self) -> int:
@@ -165,6 +296,10 @@ class UnevenLayerCache:
     @property
     def scale_bytes(self) -> int:
         return sum(side.scale_bytes for side in self.sides)
+
+    @property
+    def once_bytes(self) -> int:
+        return sum(side.once_bytes for side in self.sides)
 
     @property
     def working_bytes(self) -> int:
@@ -177,7 +312,13 @@ class PackedCache:
     ``arithmetic`` is the model's dtype, ``dense_storage`` that in which "bf16" tensors are kept. With
     ``working_copy`` each layer also keeps its reconstructed past, so that a step reconstructs only its own positions:
     faster, and paid for in ``working_bytes``; without it the past is unpacked anew at every step. Both give the same
-    numbers. ``value_width`` is the width of a head's values where it is not that of its keys, ``head_dim``.
+    numbers. ``contexts``: what schemes need to know of the model. ``padding`` [B]: how many positions each sequence
+    begins with that are padding. ``value_width`` is the width of a head's values where it is not that of its keys,
+    ``head_dim``.
+
+    ``turned``: heads whose scheme rotates are read back rotated, which saves rotating their past back at every step.
+    Whoever attends then rotates queries and outputs instead (``queries``, ``outputs``): q · k = (q R) · (k R), and
+    Σ p (v R) = (Σ p v) R for an orthonormal R.
     """
 
     def __init__(
@@ -192,16 +333,33 @@ class PackedCache:
         rounding: Rounding = storage_rounding,
         dense_storage: torch.dtype = STORAGE,
         value_width: int | None = None,
+        contexts: Contexts | None = None,
+        padding: Tensor | None = None,
+        turned: bool = False,
     ):
-        self.rounding, self.device = rounding, device
+        self.rounding, self.device, self.padding = rounding, device, padding
 
-        def of_layer(layer: int, row: Sequence[str], width: int) -> LayerCache:
-            return LayerCache(row, batch, width, arithmetic, dense_storage, layer, capacity, working_copy, device)
+        def of_layer(layer: int, row: Sequence[str], width: int, sides: str = "kv") -> LayerCache:
+            return LayerCache(
+                row,
+                batch,
+                width,
+                arithmetic,
+                dense_storage,
+                layer,
+                capacity,
+                working_copy,
+                device,
+                contexts,
+                padding,
+                turned,
+                sides,
+            )
 
         uneven = value_width not in (None, head_dim)
         self.layers = [
             UnevenLayerCache(
-                of_layer(layer, grid.keys[layer], head_dim), of_layer(layer, grid.values[layer], value_width)
+                of_layer(layer, grid.keys[layer], head_dim, "k"), of_layer(layer, grid.values[layer], value_width, "v")
             )
             if uneven
             else of_layer(layer, grid.row(layer), head_dim)
@@ -218,12 +376,62 @@ class PackedCache:
         cache = self.layers[layer]
         return part(cache.update(self.rounding(both, layer, cache.length)), keys, values)
 
+    def queries(self, queries: Tensor, layer: int) -> Tensor:
+        """Queries [B, G · H, T, D], G of them a KV head, in the frame of the keys that ``update`` returns."""
+        return self._turned(queries, layer, 0, back=False)
+
+    def outputs(self, outputs: Tensor, layer: int) -> Tensor:
+        """What attention gives, [B, G · H, T, D], out of the frame of the values that ``update`` returns."""
+        return self._turned(outputs, layer, 1, back=True)
+
+    def _turned(self, x: Tensor, layer: int, side: int, back: bool) -> Tensor:
+        """Queries or outputs with those of heads rotated (or rotated back) whose keys (side 0) or values (1) are."""
+        for turned in self.layers[layer].turned:
+            heads = turned[1 + side]
+            if len(heads):
+                # The queries of a KV head stand together.
+                shared = x.unflatten(1, (self.layers[layer].heads, -1))
+                codec, own = turned.group.codec, shared.index_select(1, heads)
+                rotated = (codec.turn_back(own) if back else codec.turn(own)).to(x.dtype)
+                x = shared.index_copy(1, heads, rotated).flatten(1, 2)
+        return x
+
     def mask(self, new: int, layer: int) -> Tensor | None:
-        """Causal mask bool [new, S] of the next update of ``layer``; None for one token, which sees everything."""
+        """Causal mask bool [new, S] of the next update of ``layer``; None for one token, which sees everything.
+
+        With padding [B, 1, new, S]: no query sees padding, but for padding itself, which must see something.
+        """
+        past = self.layers[layer].length
+        if self.padding is not None:
+            own = torch.arange(past, past + new, device=self.device).unsqueeze(1)
+            seen = torch.arange(past + new, device=self.device)
+            return (seen == own) | (seen <= own) & (seen >= self.padding.to(self.device).view(-1, 1, 1, 1))
         if new == 1:
             return None
-        past = self.layers[layer].length
         return torch.ones(new, past + new, dtype=torch.bool, device=self.device).tril(past)
+
+    def settle(self) -> None:
+        """Bring every layer to what the next step finds: then bytes are those of the formula."""
+        for layer in self.layers:
+            layer.settle()
+
+    def crop(self, count: int) -> None:
+        """Drop the last ``count`` positions, as if they had never come.
+
+        ValueError, and nothing is dropped, where a scheme has quantized positions that were exact without them: those
+        that share scales over tokens or keep a recent window give back what the last step brought, and little more.
+        """
+        for layer in self.layers:
+            layer.check_crop(count)
+        for layer in self.layers:
+            layer.crop(count)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sequences (indices, in this order; one may come twice)."""
+        if self.padding is not None:
+            self.padding = self.padding[rows]
+        for layer in self.layers:
+            layer.select(rows)
 
     def seen(self, layer: int = 0) -> int:
         """Tokens that a layer has stored so far."""
@@ -238,17 +446,29 @@ class PackedCache:
         return sum(layer.scale_bytes for layer in self.layers)
 
     @property
+    def once_bytes(self) -> int:
+        return sum(layer.once_bytes for layer in self.layers)
+
+    @property
     def working_bytes(self) -> int:
         return sum(layer.working_bytes for layer in self.layers)
 
 
-def measured_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
-    """Payload and scale bytes of a real cache of one sequence of ``tokens``.
+def measured_bytes(
+    grid: PrecisionGrid,
+    head_dim: int,
+    tokens: int,
+    value_width: int | None = None,
+    contexts: Contexts | None = None,
+) -> Bytes:
+    """Bytes of a real cache of one sequence of ``tokens``, as the next step finds it.
 
-    Counted from the cache's tensors (docs/method.md, "Bytes"), whatever dtype a study measures in.
+    Counted from the cache's tensors (docs/method.md, "Bytes"), whatever dtype a study measures in. ``contexts``: of the
+    model, where schemes need them; which values they hold is of no account.
     """
-    cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, value_width=value_width)
+    cache = PackedCache(grid, 1, head_dim, STORAGE, capacity=tokens, value_width=value_width, contexts=contexts)
     for layer, heads in enumerate(grid.shape):
         sides = (torch.zeros(1, heads, tokens, width, dtype=STORAGE) for width in (head_dim, value_width or head_dim))
         cache.update(*sides, layer)
-    return cache.payload_bytes, cache.scale_bytes
+    cache.settle()
+    return Bytes(cache.payload_bytes, cache.scale_bytes, cache.once_bytes)

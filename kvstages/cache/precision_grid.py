@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvstages.cache.precisions import BITS, bytes_per_token
+from kvstages.cache.precisions import BITS, bits_of, by_size, stored_bytes
+from kvstages.cache.schemes import SIDES, Bytes
 
 # What the name of a study's unit stands for: the parts of a head that have a precision of their own.
 UNITS = {"head": ("kv",), "keys-values": ("k", "v")}
@@ -97,15 +98,33 @@ class PrecisionGrid:
         return PrecisionGrid(changed(self.keys, "k"), changed(self.values, "v"))
 
 
-def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> tuple[int, int]:
-    """Payload and scale bytes of a policy, by formula (docs/method.md, "Bytes"); ``value_width`` where values are not
-    as wide as keys."""
-    sides = ((grid.keys, head_dim), (grid.values, value_width or head_dim))
-    pairs = [bytes_per_token(precision, width) for side, width in sides for row in side for precision in row]
-    return tokens * sum(payload for payload, _ in pairs), tokens * sum(scale for _, scale in pairs)
+def policy_bytes(grid: PrecisionGrid, head_dim: int, tokens: int, value_width: int | None = None) -> Bytes:
+    """Bytes of a policy's cache of one sequence of ``tokens``, by formula (docs/schemes.md, "Bytes"); ``value_width``
+    where values are not as wide as keys."""
+    sides = zip(SIDES, (grid.keys, grid.values), (head_dim, value_width or head_dim), strict=True)
+    parts = [stored_bytes(name, side, width, tokens) for side, rows, width in sides for row in rows for name in row]
+    return Bytes(*map(sum, zip(*parts, strict=True)))
+
+
+def byte_record(grid: PrecisionGrid, head_dim: int, tokens: int) -> dict[str, int]:
+    """The same as a policy's record has it: what is stored once counts with the scales; beside what BF16 takes."""
+    size = policy_bytes(grid, head_dim, tokens)
+    dense = PrecisionGrid.of_heads([["bf16"] * heads for heads in grid.shape])
+    return {
+        "payload": size.payload,
+        "scale": size.scales + size.once,
+        "total": sum(size),
+        "bf16": policy_bytes(dense, head_dim, tokens).payload,
+    }
+
+
+def tensor_counts(grid: PrecisionGrid) -> dict[str, int]:
+    """How many of the heads' keys and values have each precision: the published ones, and others that are there."""
+    tensors = grid.flat()
+    return {name: tensors.count(name) for name in by_size([*BITS, *tensors])}
 
 
 def average_payload_bits(grid: PrecisionGrid) -> float:
     """Mean bits a stored element over all keys and values, scales aside."""
-    bits = [BITS[precision] for precision in grid.flat()]
+    bits = [bits_of(precision) for precision in grid.flat()]
     return sum(bits) / len(bits)

@@ -3,7 +3,8 @@
 Symmetric, one FP16 scale for each token and head, keys and values apart (docs/method.md, "Quantizer"). The order of
 operations is part of the definition: (x · m) / scale and (q · scale) / m, in FP32, with the *stored* scale both ways.
 Codes are packed as a little-endian stream of two's complement fields: one INT8, two INT4 or four INT2 values in a
-byte, eight INT3 values in three bytes; what is left of a last byte is zero.
+byte, four 6-bit values or eight INT3 values in three bytes, eight 5-bit values in five; what is left of a last byte is
+zero.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def dequantize(codes: Tensor, scale: Tensor, levels: int | Tensor, dtype: torch.
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes int8 [..., D] of 8, 4, 3 or 2 bits as a stream of bits, uint8 [..., ⌈D · bits / 8⌉]."""
+    """Codes int8 [..., D] of 2 to 8 bits as a stream of bits, uint8 [..., ⌈D · bits / 8⌉]."""
     import torch
 
     width = math.ceil(codes.shape[-1] * bits / 8)
@@ -57,7 +58,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         codes = torch.nn.functional.pad(codes, (0, missing))
     fields = (codes.view(torch.uint8) & (2**bits - 1)).unflatten(-1, (-1, per_word))
     if word_bytes > 1:
-        fields = fields.int()
+        fields = fields.to(_word_dtype(word_bytes))
     words = fields[..., 0]
     for index in range(1, per_word):
         words = words | (fields[..., index] << (bits * index))
@@ -79,9 +80,9 @@ def unpack(packed: Tensor, bits: int, head_dim: int) -> Tensor:
         words = packed.view(torch.int8)
     else:
         whole = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % word_bytes)).unflatten(-1, (-1, word_bytes))
-        words = whole[..., 0].int()
+        words = whole[..., 0].to(_word_dtype(word_bytes))
         for index in range(1, word_bytes):
-            words = words | (whole[..., index].int() << (8 * index))
+            words = words | (whole[..., index].to(words.dtype) << (8 * index))
     # Shifting a field to the top of a signed word and back down again extends its sign.
     top = words.element_size() * 8
     fields = [(words << (top - bits * (index + 1))) >> (top - bits) for index in range(per_word)]
@@ -92,6 +93,13 @@ def _word(bits: int) -> tuple[int, int]:
     """The fewest codes that fill whole bytes, and how many bytes that is."""
     shared = math.gcd(8, bits)
     return 8 // shared, bits // shared
+
+
+def _word_dtype(word_bytes: int) -> torch.dtype:
+    """An integer that holds a word of several bytes."""
+    import torch
+
+    return torch.int32 if word_bytes <= 4 else torch.int64
 
 
 def reconstruct(x: Tensor, levels: int | Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from kvstages.commands import options
 @click.option(
     "--beta", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Weight of the KL in the loss."
 )
+@options.memory
 @options.compute_dtype
 @options.device
 @options.threads
@@ -49,6 +50,7 @@ def command(
     compute_dtype: str,
     device: str,
     threads: int,
+    memory_mb: int,
     output: Path,
     curve: Path,
 ) -> None:
@@ -61,7 +63,8 @@ def command(
     --output adapted.safetensors --curve curve.csv
     """
     from kvstages.files.atomic import write_table
-    from kvstages.measure.adaptation import Arm, adapt
+    from kvstages.measure.adaptation import LOSS_BYTES, Arm, adapt, training_bytes
+    from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.checkpoints import load_model, save_model
     from kvstages.study.windows import load_window
@@ -72,8 +75,11 @@ def command(
     decoder = load_model(model, DTYPES[compute_dtype], place)
     tokens = load_window(windows, window, decoder.shape).to(place)
     arm = Arm(noise_bits, steps, batch, learning_rate, weight_decay, clip, beta)
+    block = training_bytes(decoder, batch, tokens.shape[1])
+    least = least_bytes(decoder, block, batch, LOSS_BYTES / decoder.dtype.itemsize)
+    check_memory(least, memory_mb << 20)
     with options.progress(f"adapt, seed {seed}") as report:
-        records = adapt(decoder, tokens, arm, seed, report)
+        records = adapt(decoder, tokens, arm, seed, memory_mb << 20, report)
     save_model(output, decoder.config, decoder.state_dict())
     columns = {name: [record[name] for record in records] for name in records[0]}
     write_table(curve, {"step": range(steps), **columns})

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from kvstages.cache.precision_grid import UNITS
-from kvstages.cache.precisions import BITS
 from kvstages.commands import options
 from kvstages.policies.names import ALLOCATORS
 
@@ -19,7 +18,7 @@ from kvstages.policies.names import ALLOCATORS
 )
 @click.option("--budget", default=None, help="Limit on the proxy in nats (0.01), or on the bytes of a cache (400000B).")
 @click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
-@click.option("--precision", type=click.Choice(list(BITS)), default=None, help="uniform: the precision everywhere.")
+@click.option("--precision", type=options.Precision("bf16"), default=None, help="uniform: the precision everywhere.")
 @click.option(
     "--unit",
     type=click.Choice(list(UNITS)),

@@ -15,6 +15,7 @@ from kvstages.commands import options
 @options.window
 @click.option("--policy", type=options.INPUT, required=True, help="Policy, from the stage allocate.")
 @click.option("--reference", type=options.INPUT, required=True, help="Logits, from the stage reference.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the figures to.")
 @click.option("--positions", type=options.OUTPUT, required=True, help="CSV file to write each position's metrics to.")
@@ -24,6 +25,7 @@ def command(
     window: str,
     policy: Path,
     reference: Path,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -44,24 +46,26 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.files.atomic import write_json, write_table
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.evaluation import evaluate
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.reference import read_reference
     from kvstages.measure.setting import Setting, prepare
     from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
+    from kvstages.stats.summary import NEXT_TOKEN
     from kvstages.study.windows import load_window
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = open_decoder(model, setting.dtype, place).pack()
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     chosen = read_policy(policy, decoder.shape)
     tokens = load_window(windows, window, decoder.shape).to(place)
     block = state_bytes(decoder, tokens.shape[1], execution)
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"evaluate, {policy}") as report:
         figures, table = evaluate(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
-    write_table(positions, table)
+    write_table(positions, table, NEXT_TOKEN)
     write_json(output, {"policy": chosen["policy"], **record, **figures})

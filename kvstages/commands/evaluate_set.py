@@ -29,6 +29,7 @@ from kvstages.commands import options
     help="Logits of the same window from the stage reference with --exact-cache: adds the KL from them.",
 )
 @click.option("--without", "without", multiple=True, metavar="RECIPE", help="A recipe not to measure. Repeat.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
@@ -39,6 +40,7 @@ def command(
     reference: Path,
     truth: Path | None,
     without: tuple[str, ...],
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -56,6 +58,7 @@ def command(
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
     """
     from kvstages.files.atomic import write_table
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.policy_set import measure
     from kvstages.measure.reference import EXACT, read_reference
@@ -69,7 +72,7 @@ def command(
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
     exact = None if truth is None else read_reference(truth, EXACT | {"window": window})
-    decoder = open_decoder(model, setting.dtype, place).pack()
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     every = read_policies(policies, decoder.shape)
     unknown = sorted(set(without) - {policy["recipe"] for policy in every})
     if unknown:
@@ -83,4 +86,5 @@ def command(
     rows = len(table["policy"])
     documents = window_documents(windows, window) or [""] * len(tokens)
     table["document"] = [documents[block] for block in table["block"]]
-    write_table(output, table | {key: [value] * rows for key, value in {"window": window, **setting.as_dict()}.items()})
+    measured = {key: [value] * rows for key, value in {"window": window, **setting.as_dict()}.items()}
+    write_table(output, table | measured, [] if exact is not None else ["truth_kl"])

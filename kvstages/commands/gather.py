@@ -26,4 +26,4 @@ def command(shards: tuple[Path, ...], source: str, output: Path) -> None:
     from kvstages.files.atomic import write_table
     from kvstages.scores.gather import gather
 
-    write_table(output, gather(shards, source))
+    write_table(output, gather(shards, source), ["standard_error", "floor_kl", "bf16_step_kl"])

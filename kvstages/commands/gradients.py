@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.commands import options
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @click.command("gradients")
@@ -24,11 +29,18 @@ from kvstages.commands import options
 @click.option(
     "--precision",
     "precisions",
-    type=click.Choice(QUANTIZED),
+    type=options.Precision(),
     multiple=True,
     default=QUANTIZED,
     show_default=True,
     help="Precision to score; may be given more than once.",
+)
+@options.calibration
+@click.option(
+    "--keep",
+    type=options.OUTPUT,
+    help="Safetensors file to write the gradients to, from which project scores other precisions: 2 bytes for every "
+    "stored element of the window and (probes + 1).",
 )
 @options.memory
 @options.threads
@@ -41,6 +53,8 @@ def command(
     window: str,
     probes: int,
     precisions: tuple[str, ...],
+    calibration: Path | None,
+    keep: Path | None,
     device: str,
     threads: int,
     memory_mb: int,
@@ -56,21 +70,45 @@ def command(
     Example: kvstages gradients --model model.safetensors --windows windows.safetensors
     --output-table scores/gradients.csv --projections gradients/projections.safetensors
     """
-    from kvstages.files.atomic import write_table, write_tensors
-    from kvstages.measure.gradients import window_projections
+    from contextlib import nullcontext
+
+    from kvstages.measure.calibration import calibrated
+    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
+    from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
-    from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
     from kvstages.study.windows import load_window
 
-    wanted = tuple(precision for precision in QUANTIZED if precision in precisions)
+    wanted = tuple(by_size(precisions))
     place = prepare(device, threads)
-    decoder = open_decoder(model, DTYPES["float32"], place)
+    decoder = calibrated(open_decoder(model, DTYPES["float32"], place), calibration)
     tokens = load_window(windows, window, decoder.shape).to(place)
-    with options.progress("gradients") as report:
-        values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report)
-    length = tokens.shape[1]
-    found = Projections(values.numpy(), wanted, length)
+    timings = timings_of(wanted)
+    block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))
+    check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
+    kept = nullcontext(lambda found: None)
+    if keep is not None:
+        kept = keeping(keep, decoder.shape, tokens, probes, timings, window)
+    with options.progress("gradients") as report, kept as keep_slice:
+        values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
+    write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)
+
+
+def write_scores(
+    output_table: Path,
+    projections: Path,
+    values: Tensor,
+    error: dict[tuple[str, str], Tensor],
+    precisions: Sequence[str],
+    tokens: int,
+    window: str,
+) -> None:
+    """Write the sensitivity table and the projections of precisions (see ``measure.gradients.project``)."""
+    from kvstages.files.atomic import write_table, write_tensors
+    from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
+
+    found = Projections(values.numpy(), tuple(precisions), tokens)
     table = sensitivity_columns(found, {trial: each.numpy() for trial, each in error.items()})
-    write_tensors(projections, {TENSOR: values}, record_of(wanted, length, window))
-    write_table(output_table, table)
+    write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
+    write_table(output_table, table, ["standard_error"])

@@ -13,6 +13,26 @@ import click
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
+
+class Precision(click.ParamType):
+    """A quantized precision by its name, of the published quantizer or another scheme; or one of some other words."""
+
+    name = "precision"
+
+    def __init__(self, *words: str):
+        self.words = words
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from kvstages.cache.schemes import precision
+
+        if value not in self.words:
+            try:
+                precision(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+        return value
+
+
 model = click.option(
     "--model", type=click.Path(exists=True, path_type=Path), required=True, help="Weights, from the stage convert."
 )
@@ -24,6 +44,12 @@ compute_dtype = click.option(
     default="float32",
     show_default=True,
     help="Dtype of weights and activations. Unquantized heads are stored in BF16 in any case.",
+)
+calibration = click.option(
+    "--calibration",
+    type=INPUT,
+    help="What quantizer schemes need to know of the model, from the stage calibrate: the means of keys and values, "
+    "and their largest magnitudes. Without it schemes may use the keys' biases.",
 )
 device = click.option(
     "--device",

@@ -8,7 +8,7 @@ import click
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
-from kvstages.scores.columns import PRECISION_ORDER, changes, sweep_table
+from kvstages.scores.columns import CONTROLS, changes, sweep_table
 
 
 @click.command("sweep")
@@ -28,7 +28,7 @@ from kvstages.scores.columns import PRECISION_ORDER, changes, sweep_table
 @click.option(
     "--precision",
     "precisions",
-    type=click.Choice(PRECISION_ORDER),
+    type=options.Precision("bf16", *CONTROLS),
     multiple=True,
     default=("int8", "int4"),
     show_default=True,
@@ -36,6 +36,7 @@ from kvstages.scores.columns import PRECISION_ORDER, changes, sweep_table
     "in the compute dtype, or in BF16: what they measure is the floor.",
 )
 @click.option("--base", type=options.INPUT, help="Policy around which to measure, from the stage allocate.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
@@ -46,6 +47,7 @@ def command(
     parts: tuple[str, ...],
     precisions: tuple[str, ...],
     base: Path | None,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -63,6 +65,7 @@ def command(
     """
     from kvstages.cache.precision_grid import PrecisionGrid
     from kvstages.files.atomic import write_table
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.setting import Setting, prepare
     from kvstages.measure.sweep import sweep_bytes, sweep_layer
@@ -72,7 +75,7 @@ def command(
 
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    decoder = open_decoder(model, setting.dtype, place).pack()
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     tokens = load_window(windows, window, decoder.shape).to(place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.shape)["precisions"])
     wanted = changes(parts, precisions)

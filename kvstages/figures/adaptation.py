@@ -36,9 +36,12 @@ def numbers(adapted: Sequence[Path], original: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = [("original", None, *(read_record(path, COLUMNS)[column] for column in COLUMNS)) for path in original]
+    rows = [
+        ("original", None, *(read_record(path, COLUMNS, COLUMNS[1:])[column] for column in COLUMNS))
+        for path in original
+    ]
     for path in adapted:
-        record = read_record(path, COLUMNS)
+        record = read_record(path, COLUMNS, COLUMNS[1:])
         rows.append((*arm_and_seed(path), *(record[column] for column in COLUMNS)))
     rows.sort(key=lambda row: policy_order(row[2]), reverse=True)
     return pd.DataFrame(rows, columns=["arm", "seed", *COLUMNS]).astype({"seed": "Int64"})

@@ -48,7 +48,7 @@ def numbers(evaluations: Sequence[Path]) -> pd.DataFrame:
     """Bytes, mean KL (nats) and its 95 % interval of each evaluation.json."""
     import pandas as pd
 
-    records = [read_record(path, COLUMNS) for path in evaluations]
+    records = [read_record(path, COLUMNS, COLUMNS[1:]) for path in evaluations]
     records.sort(key=lambda record: policy_order(record["policy"]))
     return pd.DataFrame([[record[column] for column in COLUMNS] for record in records], columns=COLUMNS)
 

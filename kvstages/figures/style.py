@@ -111,7 +111,7 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
             figure = note(f"There is nothing to draw: {reason}.")
         figure.savefig(pictures["png"], format="png", metadata={"Software": None})
         figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
-    write_table(output.with_suffix(".csv"), table)
+    write_table(output.with_suffix(".csv"), table, table.columns)
     for suffix, picture in pictures.items():
         write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
 

@@ -13,22 +13,24 @@ import fcntl
 import glob
 import io
 import json
+import math
 import numbers
 import os
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstages.files import ledger
 from kvstages.files.ledger import sha256 as sha256
+from kvstages.files.read import ITEM_BYTES, check_tensors
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-    import torch
     from torch import Tensor
 
 
@@ -111,31 +113,34 @@ def write_json(path: Path, record: Any) -> None:
     write_text(path, json_text(record))
 
 
-def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]]) -> None:
-    """Write columns as CSV in full precision: the shortest text that reads back to the same number; NaN as nothing.
+def write_table(path: Path, table: pd.DataFrame | Mapping[str, Iterable[Any]], gaps: Container[str] = ()) -> None:
+    """Write columns as CSV in full precision: the shortest text that reads back to the same number; None as nothing.
 
-    A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it.
-    ValueError if the columns differ in length.
+    A mapping of columns does as well as a DataFrame, so that stages without need of pandas do not import it. In the
+    columns of ``gaps`` NaN and infinity are numbers that there are not, and written as nothing. ValueError names
+    ``path``, a column and a row with either elsewhere; or says that columns differ in length.
     """
-    if not isinstance(table, Mapping):
-        # pandas has a missing value that not even compares; None is plain.
-        table = table.astype(object).where(table.notna(), None)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table)
-    for row in zip(*(table[name] for name in table), strict=True):
-        writer.writerow(map(_cell, row))
+    columns = [_cells(path, name, table[name], name in gaps) for name in table]
+    writer.writerows(zip(*columns, strict=True))
     write_text(path, text.getvalue())
 
 
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    return (
-        repr(float(value))
-        if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
-        else str(value)
-    )
+def _cells(path: Path, name: str, values: Iterable[Any], may_lack: bool) -> Iterator[str]:
+    for row, value in enumerate(values):
+        # pandas has a missing value that does not even compare; everything else equals itself but for NaN.
+        missing = type(value).__name__ in ("NAType", "NaTType") or (value is not None and value != value)
+        missing = missing or value in (math.inf, -math.inf)
+        if missing and not may_lack:
+            raise ValueError(f"{path}: {name} would be {value} in row {row + 1}, expected a finite number")
+        if value is None or missing:
+            yield ""
+        elif isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+            yield repr(float(value))
+        else:
+            yield str(value)
 
 
 def write_tensors(
@@ -145,11 +150,12 @@ def write_tensors(
 
     Arrays of numpy give the same bytes as tensors, so that a stage without need of torch does not import it. One
     metadata key only: with several, safetensors does not write the same bytes twice. OSError names ``path`` when the
-    disk is full (safetensors has an error of its own for that).
+    disk is full (safetensors has an error of its own for that), ValueError a tensor with NaN or infinity in it.
     """
     import numpy as np
     from safetensors import SafetensorError
 
+    check_tensors(path, tensors)
     if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
         from safetensors.numpy import save_file
 
@@ -166,25 +172,54 @@ def write_tensors(
             raise OSError(f"{path}: cannot be written ({error})") from error
 
 
+@contextmanager
+def tensor_stream(
+    path: Path, layout: Mapping[str, Sequence[int]], record: Mapping[str, Any]
+) -> Iterator[Callable[[memoryview], None]]:
+    """Write BF16 tensors as safetensors one after the other, so that they need not be in memory together.
+
+    ``layout``: names and shapes, in the order in which the bytes of the tensors are then appended. ValueError where
+    they are too many or too few for a tensor, or a tensor is missing.
+    """
+    header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record, sort_keys=True)}}
+    end = 0
+    for name, shape in layout.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    waiting = list(layout.items())
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+
+        def append(data: memoryview) -> None:
+            name, shape = waiting.pop(0)
+            if data.nbytes != 2 * math.prod(shape):
+                raise ValueError(f"{path}: {data.nbytes} bytes for {name} of shape {tuple(shape)}")
+            file.write(data)
+
+        yield append
+        if waiting:
+            raise ValueError(f"{path}: {waiting[0][0]} was not written")
+
+
 def write_tensor_slices(
     path: Path,
     name: str,
-    dtype: torch.dtype,
+    code: str,
     shape: tuple[int, int, int],
-    slices: Iterable[tuple[tuple[slice, slice], Tensor]],
+    slices: Iterable[tuple[tuple[slice, slice], Iterable[memoryview]]],
     record: Mapping[str, Any],
 ) -> None:
     """Write one tensor as ``write_tensors`` does, byte for byte, but a part [blocks, positions, :] at a time.
 
-    What is in memory is one part. The parts must cover the tensor.
+    ``code``: the kind of number, F64, F32 or BF16. A part comes as the bytes of its rows, block by block. What is in
+    memory is one part. The parts must cover the tensor.
     """
-    import torch
-
-    names = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
-    row = shape[2] * dtype.itemsize
+    row = shape[2] * ITEM_BYTES[code]
     header = {
         "__metadata__": {"record": json.dumps(record, sort_keys=True)},
-        name: {"dtype": names[dtype], "shape": list(shape), "data_offsets": [0, shape[0] * shape[1] * row]},
+        name: {"dtype": code, "shape": list(shape), "data_offsets": [0, shape[0] * shape[1] * row]},
     }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -193,4 +228,4 @@ def write_tensor_slices(
         for (blocks, positions), part in slices:
             for block, rows in zip(range(*blocks.indices(shape[0])), part, strict=True):
                 file.seek(8 + len(text) + (block * shape[1] + positions.start) * row)
-                file.write(rows.contiguous().cpu().view(torch.uint8).numpy().data)
+                file.write(rows)

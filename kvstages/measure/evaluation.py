@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvstages.cache.packed import measured_bytes
-from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.metrics import position_metrics
 from kvstages.measure.reference import Logits, check_reference
@@ -58,10 +58,10 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     """
     grid = PrecisionGrid.of_record(policy["precisions"])
     shape = model.shape
-    payload, scales = measured_bytes(grid, shape.key_width, tokens, shape.value_width)
-    if (payload, scales) != policy_bytes(grid, shape.key_width, tokens, shape.value_width):
+    size = measured_bytes(grid, shape.key_width, tokens, shape.value_width, model.contexts)
+    if size != policy_bytes(grid, shape.key_width, tokens, shape.value_width):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes(dense_grid(model), shape.key_width, tokens, shape.value_width)[0]
+    dense = policy_bytes(dense_grid(model), shape.key_width, tokens, shape.value_width).payload
     reconstructed = sum(
         width * sum(precision != "bf16" for row in side for precision in row)
         for width, side in zip(shape.widths, (grid.keys, grid.values), strict=True)
@@ -69,13 +69,13 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     return {
         "proxy": policy["proxy"],
         "proxy_gap": policy["proxy"] - mean_kl,
-        "average_payload_bits": policy["average_payload_bits"],
+        "average_payload_bits": average_payload_bits(grid),
         "tokens_per_cache": tokens,
-        "payload_bytes": payload,
-        "scale_bytes": scales,
-        "total_bytes": payload + scales,
+        "payload_bytes": size.payload,
+        "scale_bytes": size.scales + size.once,
+        "total_bytes": sum(size),
         "bf16_bytes": dense,
-        "compression": dense / (payload + scales),
+        "compression": dense / sum(size),
         "reconstruction_bytes": reconstructed * tokens * torch.bfloat16.itemsize,
     }
 

@@ -52,6 +52,7 @@ def packed_cache(
         rounding=rounding,
         dense_storage=dense_storage,
         value_width=model.shape.value_width,
+        contexts=model.contexts,
     )
 
 
@@ -74,20 +75,23 @@ def blocks_per_pass(model: Decoder, blocks: int, tokens: int, execution: str, me
     return min(blocks, fitting)
 
 
-def position_slices(model: Decoder, rows: int, tokens: int, memory: int) -> list[slice]:
+def position_slices(model: Decoder, rows: int, tokens: int, memory: int, copies: float = LOGITS_COPIES) -> list[slice]:
     """Slices of the positions whose logits, of ``rows`` blocks, fit half of ``memory`` (bytes); at least one each.
 
-    A slice holds the logits, those of the reference and a copy for products in another layout. What is computed from
-    them in FP64 is a few rows at a time (see ``metrics``).
+    ``copies``: how many tensors of the logits' size are alive at once. What is computed from them in FP64 is a few rows
+    at a time (see ``metrics``).
     """
-    each = rows * model.shape.vocabulary * model.dtype.itemsize * LOGITS_COPIES
-    step = min(tokens, max(1, memory // 2 // each))
+    each = rows * model.shape.vocabulary * model.dtype.itemsize * copies
+    step = min(tokens, max(1, int(memory / 2 / each)))
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
 
 
-def least_bytes(model: Decoder, block: int) -> int:
-    """The least memory to measure with: half for one block, of ``block`` bytes, half for the logits of a position."""
-    position = model.shape.vocabulary * (model.dtype.itemsize * LOGITS_COPIES + FP64_ROWS * 8)
+def least_bytes(model: Decoder, block: int, rows: int = 1, copies: float = LOGITS_COPIES) -> int:
+    """The least memory to measure with: half for one pass, of ``block`` bytes, half for the logits of a position.
+
+    ``rows``: blocks that cannot go apart; ``copies`` as in ``position_slices``.
+    """
+    position = model.shape.vocabulary * (model.dtype.itemsize * rows * int(copies) + FP64_ROWS * 8)
     return 2 * max(block, position)
 
 
@@ -116,7 +120,7 @@ def policy_cache(model: Decoder, grid: PrecisionGrid | None, blocks: int, tokens
     if grid is None:
         return CausalCache(model.device)
     if execution == "one-pass":
-        return BlockCache(grid, model.device)
+        return BlockCache(grid, model.device, contexts=model.contexts)
     return packed_cache(model, grid, blocks, tokens)
 
 

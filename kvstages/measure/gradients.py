@@ -9,114 +9,234 @@ the same pass, and a policy's is ½ · E[(Σ_u a_u)²], with the interactions of
 Efficiently in Learning, 1998: KL and Fisher information; Hutchinson, 1989: random probes.)
 
 What is differentiated is what *later* positions read back: a step's own key and value are exact (docs/method.md,
-"Cache rule").
-Axes: P probes, B blocks, T tokens, L layers, H heads, R quantized precisions; tensors of a layer [B, 2H, T, D].
+"Cache rule"). From when on they do depends on when a scheme stores a token (``Timing``): a group of tokens that shares
+a scale is exact until it is full. So there is a gradient for each timing, all from the same passes.
+
+The gradients do not depend on the quantizer. Whatever precision is to be scored, its errors are taken afterwards from
+the same stored keys and values: it costs a reconstruction and a product, and no pass. They can be kept in a file, too
+(see ``kept_gradients``), and scored later.
+
+Axes: P probes, B blocks, T tokens, L layers, H heads, R quantized precisions, W timings; tensors of a layer
+[B, 2H, T, D].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvstages.cache.interventions import check_finite
-from kvstages.cache.one_pass import BlockCache
+from kvstages.cache.interventions import check_finite, read_back
+from kvstages.cache.offsets import Contexts
+from kvstages.cache.one_pass import BlockCache, read_stored
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.rounding import storage_rounding
+from kvstages.cache.schemes import PUBLISHED, SIDES, Method, precision
 from kvstages.cache.sides import join, part
-from kvstages.measure.execution import PASS_TOKENS, dense_grid
-from kvstages.measure.sweep import read_back, reconstruction_error
+from kvstages.measure.execution import PASS_TOKENS, dense_grid, position_slices
+from kvstages.measure.sweep import relative_error
 from kvstages.models.decoder import Decoder
 
 Error = dict[tuple[str, str], Tensor]
+# Logits, their softmax, a probe's scores and their sign's product; three in FP64 on the way to the softmax.
+SCORE_COPIES = 10
+
+
+class Timing(NamedTuple):
+    """When tokens are stored quantized: their own step apart, how many stay exact at first, how many share a scale and
+    so wait for each other, how many are recent. The plain one is that of every scheme that stores a token at once,
+    whatever its first tokens: those have no error."""
+
+    first: int = 0
+    tokens: int = 1
+    recent: int = 0
+
+    @classmethod
+    def of(cls, method: Method) -> Timing:
+        return cls(method.first, method.tokens, method.recent) if method.delayed else cls()
+
+    def mask(self, tokens: int) -> Tensor:
+        """Whether the query of position t reads position j as it is stored, bool [t, j]."""
+        return read_stored(Method(share=f"channel{self.tokens}", first=self.first, recent=self.recent), tokens)
+
+
+def timings_of(precisions: Iterable[str]) -> tuple[Timing, ...]:
+    """The timings of some precisions' keys and values, each once; the plain one is the first."""
+    methods = [precision(name).method(side) for name in precisions for side in SIDES]
+    return tuple(dict.fromkeys(map(Timing.of, [PUBLISHED, *methods])))
+
+
+class BlockGradients(NamedTuple):
+    """What some blocks of a window give, the first of them number ``first``.
+
+    ``stored``: keys and values as the reference stores them [L, B, 2H, T, D]. ``gradients`` [W, L, B, 2H, P, T, D]: of
+    each timing and probe, with respect to what later positions read back. ``widths``: of keys and of values; D is the
+    larger.
+    """
+
+    first: int
+    stored: Tensor
+    gradients: Tensor
+    widths: tuple[int, int]
 
 
 class GradientCache(BlockCache):
-    """All positions of a block in one pass, unquantized, with a zero added to what later positions read back.
+    """All positions of a block in one pass, unquantized, with zeros added to what later positions read back.
 
-    The gradient of the logits with respect to that zero is the gradient with respect to the stored keys and values,
-    all that follows from them included. Rounding to BF16 counts as the identity in it: the reference's rounding errors
-    stay what they are, as in a sweep (see ``rounding.SharedRounding``).
+    The gradient of the logits with respect to a zero is the gradient with respect to the stored keys and values, all
+    that follows from them included. There is a zero for each class of reads that the timings tell apart; those of the
+    classes in which a timing reads the stored value add up to its gradient. Rounding to BF16 counts as the identity:
+    the reference's rounding errors stay what they are, as in a sweep (see ``rounding.SharedRounding``).
     """
 
-    def __init__(self, model: Decoder, device: torch.device):
+    def __init__(self, model: Decoder, device: torch.device, tokens: int, timings: Sequence[Timing]):
         super().__init__(dense_grid(model), device)
+        masks = torch.stack([timing.mask(tokens) for timing in timings])
+        reads = masks.flatten(1).T.unique(dim=0)
+        # [C, W]: which timings read the stored value in each class; [C, t, j]: which reads are in it.
+        self.members = reads[reads.any(dim=1)]
+        classes = (masks.unsqueeze(0) == self.members.view(*self.members.shape, 1, 1)).all(dim=1)
+        past = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        exact = past & ~classes.any(dim=0)
+        self.shown = torch.cat((*classes, exact), dim=1).to(device)
         self.stored: list[Tensor] = []
-        self.added: list[Tensor] = []
+        self.added: list[list[Tensor]] = []
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, 2T, D]: as stored, then as they are."""
+        """Keys and values [B, H, (C + 1) T, D]: as stored, once for each class, then as they are."""
         both = join(keys, values)
         check_finite(both.detach(), layer)
         both = both + (storage_rounding(both, layer, 0) - both).detach()
-        added = torch.zeros_like(both, requires_grad=True)
+        added = [torch.zeros_like(both, requires_grad=True) for _ in self.members]
         self.stored.append(both.detach())
         self.added.append(added)
-        return part(torch.cat((both + added, both), dim=2), keys, values)
+        return part(torch.cat((*(both + zero for zero in added), both), dim=2), keys, values)
+
+    def mask(self, new: int, layer: int) -> Tensor | None:
+        return self.shown
 
 
-class Scores:
-    """Signed scores ε_t · (e_y − q_t) of the logits [B, T, V], a probe at a time.
+def draws(probes: int, blocks: range, tokens: int) -> Tensor:
+    """Random numbers of each probe and block: those of labels and those of signs, FP64 [P, B, 2, T].
 
     Each block draws by itself, seeded with its number and the probe's, on the CPU: a draw depends neither on which
     blocks go through the model together nor on the device.
     """
+    # Not a torch.Generator: of its seed only the lower 32 bits count.
+    numbers = [
+        [np.random.default_rng([probe, block]).random((2, tokens)) for block in blocks] for probe in range(probes)
+    ]
+    return torch.from_numpy(np.array(numbers))
 
-    def __init__(self, logits: Tensor, first_block: int):
+
+class Scores:
+    """Signed scores ε_t · (e_y − q_t) of logits [B, t, V], a probe at a time."""
+
+    def __init__(self, logits: Tensor):
         wide = logits.detach().double().softmax(dim=-1)
         self.q = wide.to(logits.dtype)
         self.cumulative = wide.cpu().cumsum(dim=-1)
-        self.first_block = first_block
 
-    def draw(self, probe: int) -> Tensor:
-        """The scores [B, T, V] of one probe."""
-        blocks, length, vocabulary = self.q.shape
-        numbers = []
-        for block in range(self.first_block, self.first_block + blocks):
-            # Not a torch.Generator: of its seed only the lower 32 bits count.
-            numbers.append(torch.from_numpy(np.random.default_rng([probe, block]).random((2, length))))
-        places, signs = torch.stack(numbers, dim=1)
+    def draw(self, numbers: Tensor) -> Tensor:
+        """The scores [B, t, V] that random numbers [B, 2, t] give."""
+        places, signs = numbers.unbind(dim=1)
         places = (places * self.cumulative[..., -1]).unsqueeze(-1)
-        labels = torch.searchsorted(self.cumulative, places, right=True).clamp_(max=vocabulary - 1)
+        labels = torch.searchsorted(self.cumulative, places, right=True).clamp_(max=self.q.shape[-1] - 1)
         signs = torch.where(signs < 0.5, -1.0, 1.0).to(self.q).unsqueeze(-1)
-        chosen = torch.arange(vocabulary, device=self.q.device) == labels.to(self.q.device)
+        chosen = torch.arange(self.q.shape[-1], device=self.q.device) == labels.to(self.q.device)
         return (chosen.to(self.q.dtype) - self.q) * signs
 
 
-def block_projections(
-    model: Decoder, tokens: Tensor, precisions: Sequence[str], probes: int, first_block: int = 0
-) -> tuple[Tensor, Error]:
-    """What one slice of a window's blocks tells: ``a_u`` and the reconstruction errors of its keys and values.
+def state_gradients(model: Decoder, states: Tensor, numbers: Tensor, memory: int) -> Tensor:
+    """Gradients of each probe's scores with respect to the states [B, T, E] after the last layer: [P, B, T, E].
 
-    a_u: FP64 [P, B, L, 2H, R], a layer's tensors being the keys of the heads and then their values. Errors: relative
-    squared error as in a sweep, {(part, precision): [L, H, B]}. Token ids [B, T], the first block's number in its
-    window; one forward pass, and a backward pass a probe, for all blocks, units and precisions together.
+    Logits are computed a slice of positions at a time; each position's are its state's alone. ``numbers`` [P, B, 2, T].
     """
-    cache = GradientCache(model, tokens.device)
+    found = states.new_empty(len(numbers), *states.shape)
+    for positions in position_slices(model, *states.shape[:2], memory, SCORE_COPIES):
+        piece = states.detach()[:, positions].requires_grad_()
+        with torch.enable_grad():
+            logits = model.logits(piece)
+        scores = Scores(logits)
+        for probe, drawn in enumerate(numbers):
+            (found[probe, :, positions],) = torch.autograd.grad(
+                logits, piece, scores.draw(drawn[:, :, positions]), retain_graph=probe + 1 < len(numbers)
+            )
+    return found
+
+
+def block_gradients(
+    model: Decoder, tokens: Tensor, probes: int, timings: Sequence[Timing], memory: int, first_block: int = 0
+) -> BlockGradients:
+    """Gradients of blocks [B, T] that go through the model together: a forward pass, and a backward pass a probe.
+
+    ``memory`` (bytes) bounds the logits.
+    """
+    cache = GradientCache(model, tokens.device, tokens.shape[1], timings)
     with torch.enable_grad():
-        logits = model.logits(model.run_layers(model.embed(tokens), cache))
-    scores = Scores(logits, first_block)
-    # Rows of one product a tensor: [B, 2H, R, T · D].
-    errors = [
-        torch.stack([read_back(stored, precision) - stored for precision in precisions], dim=2).flatten(3)
-        for stored in cache.stored
-    ]
-    found = torch.empty(probes, len(tokens), len(errors), *errors[0].shape[1:3], dtype=torch.float64)
+        states = model.run_layers(model.embed(tokens), cache)
+    numbers = draws(probes, range(first_block, first_block + len(tokens)), tokens.shape[1])
+    at_states = state_gradients(model, states, numbers, memory)
+    stored = torch.stack(cache.stored)
+    members = cache.members.T.to(stored.device, stored.dtype)
+    found = stored.new_empty(len(timings), *stored.shape[:3], probes, *stored.shape[3:])
+    flat = [zero for added in cache.added for zero in added]
     for probe in range(probes):
-        gradients = torch.autograd.grad(logits, cache.added, scores.draw(probe), retain_graph=probe + 1 < probes)
-        for layer, (gradient, error) in enumerate(zip(gradients, errors, strict=True)):
-            found[probe, :, layer] = (error @ gradient.flatten(2).unsqueeze(-1)).squeeze(-1)
-    wrong = {
-        (part, precision): torch.stack([reconstruction_error(both, part, precision) for both in cache.stored]).cpu()
-        for part in PARTS
-        for precision in precisions
-    }
-    return found, wrong
+        gradients = torch.autograd.grad(states, flat, at_states[probe], retain_graph=probe + 1 < probes)
+        of_classes = torch.stack(gradients).unflatten(0, (len(stored), -1))
+        for timing, member in enumerate(members):
+            found[timing, :, :, :, probe] = torch.einsum("c,lcbhtd->lbhtd", member, of_classes)
+    return BlockGradients(first_block, stored, found, model.shape.widths)
 
 
 @torch.no_grad()
+def window_gradients(
+    model: Decoder,
+    tokens: Tensor,
+    probes: int,
+    timings: Sequence[Timing],
+    memory: int,
+    progress: Callable[[float], None] = lambda done: None,
+) -> Iterator[BlockGradients]:
+    """``block_gradients`` of all blocks of a window [B, T], as many at a time as fit ``memory`` (bytes)."""
+    step = max(1, memory // 2 // graph_bytes(model, tokens.shape[1], probes, len(timings)))
+    step = min(step, max(1, PASS_TOKENS[tokens.device.type] // tokens.shape[1]))
+    for start in range(0, len(tokens), step):
+        blocks = tokens[start : start + step]
+        yield block_gradients(model, blocks, probes, timings, memory, start)
+        progress((start + len(blocks)) / len(tokens))
+
+
+def project(
+    found: BlockGradients, timings: Sequence[Timing], precisions: Sequence[str], contexts: Contexts | None = None
+) -> tuple[Tensor, Error]:
+    """What some blocks tell of precisions: ``a_u`` and the reconstruction errors of their keys and values.
+
+    a_u: FP64 [P, B, L, 2H, R], a layer's tensors being the keys of the heads and then their values. Errors: relative
+    squared error as in a sweep, {(part, precision): [L, H, B]}. ValueError for a precision whose timing is not among
+    those of the gradients.
+    """
+    layers, blocks, tensors = found.stored.shape[:3]
+    probes, heads = found.gradients.shape[4], tensors // 2
+    which = [[_place(timings, name, side) for name in precisions] for side in SIDES]
+    projections = torch.empty(probes, blocks, layers, tensors, len(precisions), dtype=torch.float64)
+    changes = [(side, name) for side in PARTS for name in precisions]
+    wrong = {change: torch.empty(layers, heads, blocks, dtype=torch.float64) for change in changes}
+    for layer, both in enumerate(found.stored):
+        for index, name in enumerate(precisions):
+            error = read_back(both, name, layer, found.widths, contexts) - both
+            for side, rows in enumerate((slice(0, heads), slice(heads, tensors))):
+                gradients = found.gradients[which[side][index], layer, :, rows].flatten(3)
+                product = gradients @ error[:, rows].flatten(2).unsqueeze(-1)
+                projections[:, :, layer, rows, index] = product.squeeze(-1).permute(2, 0, 1).cpu().double()
+            for side in PARTS:
+                wrong[side, name][layer] = relative_error(error, both, side).cpu()
+    return projections, wrong
+
+
 def window_projections(
     model: Decoder,
     tokens: Tensor,
@@ -124,34 +244,44 @@ def window_projections(
     probes: int,
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
+    keep: Callable[[BlockGradients], None] = lambda found: None,
 ) -> tuple[Tensor, Error]:
-    """``block_projections`` of all blocks of a window [B, T], as many at a time as fit ``memory`` (bytes)."""
-    found, wrong = zip(*_slices(model, tokens, precisions, probes, memory, progress), strict=True)
-    return torch.cat(found, dim=1), {trial: torch.cat([each[trial] for each in wrong], dim=2) for trial in wrong[0]}
+    """``project`` of all blocks of a window [B, T]; ``keep`` is given the gradients of each slice of them."""
+    timings = timings_of(precisions)
+
+    def parts() -> Iterator[tuple[Tensor, Error]]:
+        for found in window_gradients(model, tokens, probes, timings, memory, progress):
+            keep(found)
+            yield project(found, timings, precisions, model.contexts)
+
+    return joined(parts())
 
 
-def _slices(
-    model: Decoder,
-    tokens: Tensor,
-    precisions: Sequence[str],
-    probes: int,
-    memory: int,
-    progress: Callable[[float], None],
-) -> Iterator[tuple[Tensor, Error]]:
-    step = max(1, memory // graph_bytes(model, tokens.shape[1], len(precisions)))
-    step = min(step, max(1, PASS_TOKENS[tokens.device.type] // tokens.shape[1]))
-    for start in range(0, len(tokens), step):
-        part = tokens[start : start + step]
-        yield block_projections(model, part, precisions, probes, start)
-        progress((start + len(part)) / len(tokens))
+def joined(parts: Iterable[tuple[Tensor, Error]]) -> tuple[Tensor, Error]:
+    """Projections and errors of slices of a window as those of all of its blocks."""
+    found, wrong = zip(*parts, strict=True)
+    return torch.cat(found, dim=1), {change: torch.cat([each[change] for each in wrong], dim=2) for change in wrong[0]}
 
 
-def graph_bytes(model: Decoder, tokens: int, precisions: int) -> int:
-    """Estimate of the memory that one block keeps for its backward passes, in bytes.
+def graph_bytes(model: Decoder, tokens: int, probes: int, timings: int) -> int:
+    """Estimate of the memory that one block keeps for its backward passes, and of its gradients, in bytes.
 
-    Activations of every layer (about 30 of width E a token, and the scores of attention over 2T positions, three
-    times), the errors of every precision, and of the logits four copies and two in FP64.
+    Activations of every layer (about 30 of width E a token, and the scores of attention over T positions as they are
+    and T for each timing, three times), the gradients of every probe and timing, and those of every probe where the
+    output layer begins.
     """
     shape, size = model.shape, model.dtype.itemsize
-    layer = tokens * ((30 + 2 * precisions) * shape.width + 6 * shape.query_heads * tokens)
-    return size * shape.layers * layer + (4 * size + 16) * tokens * shape.vocabulary
+    stored = 2 * shape.heads * max(shape.widths)
+    layer = tokens * (30 * shape.width + (probes * timings + 2 * timings) * stored)
+    layer += tokens * tokens * 3 * (1 + timings) * shape.query_heads
+    return size * (shape.layers * layer + probes * tokens * shape.width)
+
+
+def _place(timings: Sequence[Timing], name: str, side: str) -> int:
+    timing = Timing.of(precision(name).method(side))
+    if timing not in timings:
+        raise ValueError(
+            f"precision {name}: no gradients of its timing (first {timing.first}, tokens that share a scale "
+            f"{timing.tokens}, recent {timing.recent}); expected a pass that was told of it"
+        )
+    return timings.index(timing)

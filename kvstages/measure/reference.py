@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvstages.files.atomic import write_tensor_slices
-from kvstages.files.read import open_tensors
+from kvstages.files.read import TensorSlices
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
@@ -25,22 +25,17 @@ CACHE = {"cache": "exact"}
 EXACT = {"execution": "one-pass", "compute_dtype": "float32", **CACHE}
 
 
+# The kinds of numbers that logits are written as, by their codes in safetensors.
+CODES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
 class Logits(Protocol):
     """Logits [B, T, V], in memory (a tensor) or in a file: their shape, and slices of blocks and positions."""
 
     shape: tuple[int, ...]
 
     def __getitem__(self, where: tuple[slice, slice]) -> Tensor: ...
-
-
-class StoredLogits:
-    """The logits of a file of the stage ``reference``; a slice is read when it is asked for."""
-
-    def __init__(self, tensor: Any):
-        self.tensor, self.shape = tensor, tuple(tensor.get_shape())
-
-    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
-        return self.tensor[where]
 
 
 def write_reference(
@@ -60,7 +55,8 @@ def write_reference(
     grid = None if CACHE.items() <= record.items() else dense_grid(model)
     slices = window_logits(model, tokens, grid, setting, memory, progress)
     shape = (*tokens.shape, model.shape.vocabulary)
-    write_tensor_slices(path, TENSOR, model.dtype, shape, map(_checked, slices), record)
+    parts = ((where, map(_bytes, part.cpu())) for where, part in map(_checked, slices))
+    write_tensor_slices(path, TENSOR, CODES[model.dtype], shape, parts, record)
 
 
 def _checked(part: tuple[tuple[slice, slice], Tensor]) -> tuple[tuple[slice, slice], Tensor]:
@@ -74,21 +70,29 @@ def _checked(part: tuple[tuple[slice, slice], Tensor]) -> tuple[tuple[slice, sli
     return part
 
 
+def _bytes(rows: Tensor) -> memoryview:
+    """The memory of a tensor on the CPU."""
+    return rows.contiguous().view(torch.uint8).numpy().data
+
+
+class StoredLogits(TensorSlices):
+    """Logits [B, T, V] of a file, read a slice of blocks and positions at a time."""
+
+    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
+        blocks, positions = self.ranges(where)
+        found = torch.empty(len(blocks), len(positions), self.shape[2], dtype=DTYPES[self.code])
+        self.read_into(where, map(_bytes, found))
+        return found
+
+
 def read_reference(path: Path, made: Mapping[str, Any]) -> StoredLogits:
     """Logits [B, T, V] of a reference, read as they are needed.
 
     ValueError names ``path`` if it holds something else, or was not computed as ``made`` says.
     """
-    file, record = open_tensors(path)
-    names = sorted(file.keys())
-    if TENSOR not in names:
-        held = ", ".join(names[:5]) or "no tensors"
-        raise ValueError(f"{path}: holds {held}; expected the tensor {TENSOR}, from the stage reference")
-    logits = StoredLogits(file.get_slice(TENSOR))
-    if len(logits.shape) != 3:
-        raise ValueError(f"{path}: {TENSOR} {logits.shape}, expected blocks × tokens × vocabulary")
+    logits = StoredLogits(path, TENSOR)
     # Logits of exact keys and values are the truth, never the reference.
-    expected = {**dict.fromkeys(CACHE), **made}
+    expected, record = {**dict.fromkeys(CACHE), **made}, logits.record
     differ = [f"{key} {record.get(key)}, not {value}" for key, value in expected.items() if record.get(key) != value]
     if differ:
         raise ValueError(f"{path}: computed with {'; '.join(differ)}: compute it as the policy is evaluated")

@@ -28,11 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvstages.cache.interventions import CONTROLS
+from kvstages.cache.interventions import read_back
 from kvstages.cache.one_pass import BlockCache, DenseBlockCache
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import MAX_CODES
-from kvstages.cache.quantizer import neighbour, reconstruct
 from kvstages.cache.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
 from kvstages.measure.execution import (
     PASS_TOKENS,
@@ -109,8 +107,10 @@ def sweep_layer(
         shares = setting.dtype != STORAGE
         last = None if shares else layer + 1
         model.run_layers(below, DenseBlockCache(part.device, recorded), first=layer, last=last)
-        for change in changes:
-            error[change][:, rows] = reconstruction_error(recorded.stored, *change).cpu()
+        for name in dict.fromkeys(name for _, name in changes):
+            back = read_back(recorded.stored, name, layer, model.shape.widths, model.contexts)
+            for change in (change for change in changes if change[1] == name):
+                error[change][:, rows] = relative_error(back - recorded.stored, recorded.stored, change[0]).cpu()
         rounding = storage_rounding
         if shares:
             rounding = SharedRounding(recorded.errors, same=layer if base is None else -1)
@@ -132,16 +132,9 @@ def sweep_layer(
     return LayerSweep(kl, base_kl, error)
 
 
-def read_back(x: Tensor, precision: str) -> Tensor:
-    """Stored values x [..., D] as a cache of this precision (or control intervention) gives them back, in x's dtype."""
-    if precision in CONTROLS:
-        return neighbour(x, x.dtype if precision == "compute-step" else STORAGE)
-    return reconstruct(x, MAX_CODES[precision]) if precision in MAX_CODES else x
-
-
-def reconstruction_error(both: Tensor, part: str, precision: str) -> Tensor:
+def relative_error(error: Tensor, both: Tensor, part: str) -> Tensor:
     """Σ ‖x̂ − x‖² / Σ ‖x‖² over each block's positions, keys and values [B, 2H, T, D] apart, and added: FP64 [H, B]."""
-    wrong = (read_back(both, precision).double() - both.double()).square().sum(dim=(2, 3))
+    wrong = error.double().square().sum(dim=(2, 3))
     size = both.double().square().sum(dim=(2, 3))
     relative = torch.where(size > 0, wrong / size, 0.0).T
     keys, values = relative.chunk(2)
@@ -255,7 +248,7 @@ def _sweep_blocks(
 
     def cache(grid: PrecisionGrid, rows: int) -> Cache:
         if setting.execution == "one-pass":
-            return BlockCache(grid, tokens.device, rounding)
+            return BlockCache(grid, tokens.device, rounding, model.contexts)
         return packed_cache(model, grid, rows, length, rounding, storage)
 
     watched: dict[Change | None, Watched] = {None: Watched(cache(around, blocks))}

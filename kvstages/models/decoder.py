@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from kvstages.cache.offsets import Context, Contexts, Rotary
 from kvstages.models.config import DecoderShape
 
 Key = TypeVar("Key", bound=Hashable)
@@ -30,7 +31,10 @@ class Cache(Protocol):
         """Take the new keys and values [B, H, T, D] of ``layer``; return those to attend to, [B, H, S, D]."""
 
     def mask(self, new: int, layer: int) -> Tensor | None:
-        """Which of the S positions that ``update`` will return each of ``new`` queries may see, [T, S]; None: all."""
+        """Which of the S positions that ``update`` will return each of ``new`` queries may see; None: all.
+
+        Bool [T, S]; [H, T, S] where KV heads differ; [B, 1, T, S] where sequences do.
+        """
 
     def seen(self, layer: int = 0) -> int:
         """How many tokens ``layer`` has already taken, before this step: the position of the first new one."""
@@ -89,6 +93,35 @@ class Decoder(Protocol):
     def logits(self, x: Tensor) -> Tensor:
         """Logits [B, T, V] of the state [B, T, E] after the last layer: each position by itself, so that a slice of
         the positions gives a slice of the logits."""
+
+    @property
+    def contexts(self) -> Contexts:
+        """What is known of the layers' keys and values before any is stored (see ``Known``)."""
+
+
+class Known:
+    """What quantizer schemes may need to know of a decoder's keys and values: its own part, for families to inherit."""
+
+    # From the stage calibrate.
+    calibrated: Contexts | None = None
+
+    @property
+    def contexts(self) -> Contexts:
+        """What is known of every layer's keys and values: what was calibrated, or else the model's own part."""
+        if self.calibrated is not None:
+            return self.calibrated
+        return {
+            (layer, "k"): Context(bias=self.key_bias(layer), rotary=self.rotary(layer))
+            for layer in range(self.shape.layers)
+        }
+
+    def key_bias(self, layer: int) -> Tensor | None:
+        """The bias of a layer's keys [H, D]; None where it has none, or where it is not known how to find it."""
+        return None
+
+    def rotary(self, layer: int) -> Rotary | None:
+        """The rotary embedding of a layer's keys; None where it has none that is known."""
+        return None
 
 
 def mix_heads(readings: Mapping[Key | None, Tensor], choices: Sequence[Choice[Key]]) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from kvstages.files import ledger
 from kvstages.models.config import DecoderShape, GPTConfig
-from kvstages.models.decoder import Cache, CausalCache, Choice, Key, mix_heads
+from kvstages.models.decoder import Cache, CausalCache, Choice, Key, Known, mix_heads
 
 CACHE_LINE = 64
 # Rows of the products that a packed weight is laid out for; any other number does as well.
@@ -114,7 +114,7 @@ class Block(nn.Module):
         return self.finish(x, attend_through(cache, queries, keys, values, layer))
 
 
-class GPT(nn.Module):
+class GPT(Known, nn.Module):
     """The decoder (see ``decoder``); parameter names are those of the published checkpoint."""
 
     def __init__(self, config: GPTConfig):
@@ -155,6 +155,9 @@ class GPT(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.lm_head.weight.device
+
+    def key_bias(self, layer: int) -> Tensor:
+        return self.blocks[layer].K.bias.detach().unflatten(0, (self.config.num_heads, -1))
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Hidden states [B, T, E] of token ids [B, T] at positions start, start + 1, ..."""

@@ -26,18 +26,23 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from kvstages.cache.offsets import Rotary
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.models.config import DecoderShape
-from kvstages.models.decoder import Cache, Choice, Key, mix_heads
+from kvstages.models.decoder import Cache, Choice, Key, Known, mix_heads
 
 # How far logits may lie from the library's own, as a share of the largest: what rounding does, with room. Many models
 # take norms and softmax in FP32 whatever they compute in.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2}
 TRIAL_TOKENS = 6
 MASK = "attention_mask"
+POSITIONS = "position_embeddings"
+# What families call the projection of the keys, where it is one of its own.
+KEY_PROJECTIONS = ("k_proj", "key_proj")
 
 
 class Refused(ValueError):
@@ -130,7 +135,7 @@ class LayerCall:
         return {**self.others, self.state: x, self.cache: cache, MASK: mask}
 
 
-class HuggingFaceDecoder:
+class HuggingFaceDecoder(Known):
     """A causal language model of transformers as a ``Decoder`` (see ``decoder``).
 
     ``name`` stands in messages. ``limit`` is the longest text for which all of its layers are full attention, and
@@ -149,7 +154,7 @@ class HuggingFaceDecoder:
             self.signatures = [inspect.signature(layer.forward) for layer in self.layers]
             self.returns_tuple: list[bool] = []
             self.calls: dict[tuple[int, int], list[LayerCall]] = {}
-            self.shape = self._try_out(limit, getattr(config, "num_attention_heads", None))
+            self._try_out(limit, getattr(config, "num_attention_heads", None))
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Refused as error:
@@ -174,18 +179,46 @@ class HuggingFaceDecoder:
         self, x: Tensor, layer: int, caches: Mapping[Key | None, Cache]
     ) -> Callable[[Sequence[Choice[Key]]], Tensor]:
         base = Keeping(caches[None])
-        start, mask = base.seen(layer), caches[None].mask(x.shape[1], layer)
+        masks = {key: cache.mask(x.shape[1], layer) for key, cache in caches.items()}
+        start, mask = base.seen(layer), masks[None]
         self._run(x, layer, Bridge(base), mask)
         readings = {
             key: base.read if key is None else cache.update(*base.given, layer) for key, cache in caches.items()
         }
+        alike = all(own is mask or torch.equal(own, mask) for own in masks.values())
+        if not alike:
+            readings, masks = aligned(readings, masks, self.shape.heads)
         keys, values = ({key: read[side] for key, read in readings.items()} for side in (0, 1))
 
         def variants(choices: Sequence[Choice[Key]]) -> Tensor:
             read = Reading(mix_heads(keys, choices), mix_heads(values, choices), start)
-            return self._run(x.repeat(len(choices), 1, 1), layer, Bridge(read), mask)
+            seen = mask if alike else mix_heads(masks, choices).repeat_interleave(len(x), dim=0)
+            return self._run(x.repeat(len(choices), 1, 1), layer, Bridge(read), seen)
 
         return variants
+
+    def key_bias(self, layer: int) -> Tensor | None:
+        """The bias of the layer's projection of that name; None where keys have no projection of their own."""
+        for name, module in self.layers[layer].named_modules():
+            if name.rpartition(".")[2] in KEY_PROJECTIONS and getattr(module, "bias", None) is not None:
+                return module.bias.detach().unflatten(0, (self.shape.heads, -1))
+        return None
+
+    def rotary(self, layer: int) -> Rotary | None:
+        """Read off the cosines and sines that the library hands to the layer; None where it hands none, or where pairs
+        are neither half the turned channels apart nor neighbours."""
+        handed = self._note(torch.zeros(1, 2, dtype=torch.long, device=self.device), 0)[0][layer].others
+        if not isinstance(handed.get(POSITIONS), tuple):
+            return None
+        cosine, sine = (each[0].double().cpu() for each in handed[POSITIONS])
+        factor = float(cosine[0, 0])
+        angles = torch.atan2(sine[1], cosine[1])
+        half = len(angles) // 2
+        if torch.equal(angles[:half], angles[half:]):
+            return Rotary(angles[:half], False, factor)
+        if torch.equal(angles[::2], angles[1::2]):
+            return Rotary(angles[::2], True, factor)
+        return None
 
     def pack(self) -> HuggingFaceDecoder:
         """The same decoder: the layers' products are the library's, so nothing is made faster."""
@@ -207,13 +240,18 @@ class HuggingFaceDecoder:
         return self.logits(self.run_layers(self.embed(tokens, cache.seen()), cache))
 
     def _run(self, x: Tensor, layer: int, cache: Bridge, mask: Tensor | None) -> Tensor:
-        """The state [B, T, E] after one layer; ``mask`` [T, S] says what each query may see."""
+        """The state [B, T, E] after one layer; ``mask`` says what each query may see (see ``decoder.Cache``), also
+        [B, H, T, S]."""
         where = cache.get_seq_length(layer), x.shape[1]
         if where not in self.calls:
             self.calls[where] = self._note(torch.zeros(1, x.shape[1], dtype=torch.long, device=x.device), where[0])[0]
         if mask is not None:
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, torch.finfo(x.dtype).min)
-            mask = mask.expand(len(x), 1, *mask.shape)
+            mask = mask if mask.dim() > 2 else mask.unsqueeze(0)
+            if mask.shape[-3] == self.shape.heads:
+                # The queries of a KV head stand together.
+                mask = mask.repeat_interleave(self.shape.query_heads // self.shape.heads, dim=-3)
+            mask = mask.expand(len(x), *mask.shape[-3:])
         out = self.layers[layer](**self.calls[where][layer].arguments(x, cache, mask))
         return out[0] if isinstance(out, tuple) else out
 
@@ -236,8 +274,8 @@ class HuggingFaceDecoder:
         return (x, None) if self.returns_tuple[layer] else x
 
     @torch.no_grad()
-    def _try_out(self, limit: int, query_heads: int | None) -> DecoderShape:
-        """The decoder's shape, once it is known that its layers run one by one; Refused says why they do not."""
+    def _try_out(self, limit: int, query_heads: int | None) -> None:
+        """Set the decoder's shape, and try whether its layers run one by one; Refused says why they do not."""
         known = self.model.get_input_embeddings().weight.shape[0]
         tokens = torch.randint(known, (2, min(TRIAL_TOKENS, limit)), generator=torch.Generator().manual_seed(0))
         tokens = tokens.to(self.device)
@@ -254,16 +292,15 @@ class HuggingFaceDecoder:
             raise Refused(f"a vocabulary of {expected.shape[-1]}, larger than the embedding's {known}")
         width = self._note(tokens, 0)[1].shape[-1]
         vocabulary = expected.shape[-1]
-        shape = DecoderShape(
+        self.shape = DecoderShape(
             len(self.layers), heads, key_width, value_width, vocabulary, limit, width, query_heads or heads
         )
-        self._compare(tokens, expected, shape)
-        return shape
+        self._compare(tokens, expected)
 
-    def _compare(self, tokens: Tensor, expected: Tensor, shape: DecoderShape) -> None:
+    def _compare(self, tokens: Tensor, expected: Tensor) -> None:
         """Refused unless running the layers one by one, in one pass and token by token, gives the logits expected."""
+        shape, length = self.shape, tokens.shape[1]
         grid = PrecisionGrid.uniform(shape.layers, shape.heads, "bf16")
-        length = tokens.shape[1]
         packed = PackedCache(
             grid,
             len(tokens),
@@ -289,6 +326,17 @@ class HuggingFaceDecoder:
 def as_it_is(both: Tensor, layer: int, start: int) -> Tensor:
     """Keys and values that are not rounded to the 16 bits of a cache (see ``rounding``)."""
     return both
+
+
+def aligned(
+    readings: Mapping[Key | None, tuple[Tensor, Tensor]], masks: Mapping[Key | None, Tensor], heads: int
+) -> tuple[dict[Key | None, tuple[Tensor, Tensor]], dict[Key | None, Tensor]]:
+    """Readings [B, H, S, D] of as many positions each, and who sees which of them [1, H, T, S]; what fills a reading up
+    is seen by nobody."""
+    most = max(keys.shape[2] for keys, _ in readings.values())
+    filled = {key: tuple(pad(side, (0, 0, 0, most - side.shape[2])) for side in read) for key, read in readings.items()}
+    shown = {key: pad(mask, (0, most - mask.shape[-1])).expand(1, heads, -1, -1) for key, mask in masks.items()}
+    return filled, shown
 
 
 def find_layers(body: nn.Module, count: int) -> nn.ModuleList:

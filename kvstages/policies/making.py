@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, policy_bytes
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, byte_record, tensor_counts
 from kvstages.policies.allocators import ALLOCATORS, Move
 from kvstages.policies.budgets import Budget
 from kvstages.scores.table import ScoreTable
@@ -77,9 +76,7 @@ def policy_record(
     ``unit``: what got a precision of its own, head or keys-values; ``ladder``: the precisions that it could have;
     ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
     """
-    payload, scales = policy_bytes(grid, head_dim, tokens)
-    tensors = grid.flat()
-    dense = policy_bytes(PrecisionGrid.of_heads([["bf16"] * heads for heads in grid.shape]), head_dim, tokens)[0]
+    size = byte_record(grid, head_dim, tokens)
     return {
         "policy": name,
         "allocator": allocator,
@@ -90,13 +87,13 @@ def policy_record(
         "budget_in": None if budget is None else budget.measure,
         "seed": None,
         "precisions": grid.as_record(),
-        "tensors": {precision: tensors.count(precision) for precision in BITS},
+        "tensors": tensor_counts(grid),
         "proxy": spent,
         "proxy_steps": steps,
         "average_payload_bits": average_payload_bits(grid),
         "tokens": tokens,
-        "bytes": {"payload": payload, "scale": scales, "total": payload + scales, "bf16": dense},
-        "compression": dense / (payload + scales),
+        "bytes": size,
+        "compression": size["bf16"] / size["total"],
     }
 
 

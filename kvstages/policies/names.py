@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import check, size_rank
+from kvstages.cache.schemes import PRECISION
 from kvstages.policies.budgets import BYTES, NATS, Budget
 
 LAYER = r"\d\d+"
 # The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
 ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
 BUDGET = rf"(?:{BYTES}|{NATS})"
-POLICY = rf"{'|'.join(BITS)}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
+POLICY = rf"bf16|{PRECISION}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
 
 
 def layer_name(layer: int) -> str:
@@ -28,10 +29,11 @@ def split_policy(policy: str) -> tuple[str, str | None]:
     """Allocator of a policy's name and its budget as written, or ``uniform`` and None; ValueError on any other name."""
     if not re.fullmatch(POLICY, policy):
         raise ValueError(
-            f"policy {policy!r}: expected {', '.join(BITS)}, or one of {', '.join(ALLOCATORS)} with a budget, "
-            "such as greedy-0.01 or exact-400000B"
+            f"policy {policy!r}: expected a precision such as bf16, int8 or centred4, or one of "
+            f"{', '.join(ALLOCATORS)} with a budget, such as greedy-0.01 or exact-400000B"
         )
-    if policy in BITS:
+    if re.fullmatch(rf"bf16|{PRECISION}", policy):
+        check(policy)
         return "uniform", None
     allocator = next(name for name in ALLOCATORS if policy.startswith(f"{name}-"))
     return allocator, policy.removeprefix(f"{allocator}-")
@@ -44,8 +46,10 @@ def parse_policy(policy: str) -> tuple[str, Budget | None]:
 
 
 def policy_order(policy: str) -> tuple[int, str, float]:
-    """Sort key of policies: the uniform ones by bits, then each allocator's, budgets in bytes first, from the least."""
+    """Sort key of policies: the uniform ones from most bytes to fewest, then each allocator's, budgets in bytes first,
+    from the least."""
     allocator, budget = parse_policy(policy)
     if budget is None:
-        return -BITS[policy], "", 0.0
+        size, name = size_rank(policy)
+        return size, name, 0.0
     return ALLOCATORS.index(allocator), budget.measure, budget.amount

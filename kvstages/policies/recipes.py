@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvstages.cache.precision_grid import UNITS, PrecisionGrid
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import by_size
 from kvstages.policies.allocators import ALLOCATORS, draw, granularity
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
@@ -158,7 +158,7 @@ def uniform_policies(recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
     recipe's scores."""
     return [
         Recipe(UNIFORM, UNIFORM, tables[0]).record(precision, [precision] * len(tables[0].units), None)
-        for precision in BITS
+        for precision in by_size(["bf16", *(name for recipe in recipes for name in recipe.table.precisions)])
         if (tables := [recipe.table for recipe in recipes if precision in ("bf16", *recipe.table.precisions)])
     ]
 

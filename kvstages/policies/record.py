@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, byte_record, tensor_counts
+from kvstages.cache.precisions import check
 from kvstages.files.read import read_json
 
 if TYPE_CHECKING:
@@ -39,11 +39,32 @@ def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
     for side, rows in grid.as_record().items():
         for layer, row in enumerate(rows):
             for head, precision in enumerate(row):
-                if not isinstance(precision, str) or precision not in BITS:
+                try:
+                    check(precision)
+                except ValueError:
                     raise ValueError(
-                        f"layer {layer}, head {head}, {side}: {precision!r}, expected one of {', '.join(BITS)}"
-                    )
+                        f"layer {layer}, head {head}, {side}: {precision!r}, expected a precision such as bf16, int8 "
+                        "or centred4"
+                    ) from None
+    check_figures(policy, grid, shape)
     return grid
+
+
+def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: DecoderShape) -> None:
+    """ValueError where a figure of a policy's record is not what its precisions give.
+
+    The proxy is a sum of scores, which are not there: only that it is not negative, and 0 where nothing is quantized.
+    """
+    computed: dict[str, Any] = {"average_payload_bits": average_payload_bits(grid), "tensors": tensor_counts(grid)}
+    tokens = policy.get("tokens")
+    if isinstance(tokens, int) and shape.key_width == shape.value_width:
+        computed["bytes"] = byte_record(grid, shape.key_width, tokens)
+        computed["compression"] = computed["bytes"]["bf16"] / computed["bytes"]["total"]
+    for key, value in computed.items():
+        if key in policy and policy[key] != value:
+            raise ValueError(f"{key} is {policy[key]}, but its precisions give {value}")
+    if policy["proxy"] < 0 or (policy["proxy"] > 0 and set(grid.flat()) == {"bf16"}):
+        raise ValueError(f"proxy is {policy['proxy']}, expected a KL of 0 or more, and 0 where every head is in BF16")
 
 
 def read_policy(path: Path, shape: DecoderShape) -> dict[str, Any]:

@@ -6,20 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstages.cache.precision_grid import PARTS
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import size_rank
 
 SETTING = ["execution", "compute_dtype"]
 SWEEP_COLUMNS = ["layer", "head", "part", "precision", "block", "mean_kl", "base_kl", "reconstruction_error", *SETTING]
 # The control interventions come after the precisions (docs/method.md, "Floor and control interventions").
 FLOOR, BF16_STEP = "compute-step", "bf16-step"
-PRECISION_ORDER = (*BITS, FLOOR, BF16_STEP)
+CONTROLS = (FLOOR, BF16_STEP)
 
 Values = Mapping[tuple[str, str], Sequence[Sequence[float]]]
 
 
 def changes(parts: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
     """Every part at every precision, in the order of the table."""
-    return [(p, q) for p in PARTS if p in parts for q in PRECISION_ORDER if q in precisions]
+    tried = sorted(dict.fromkeys(precisions), key=precision_rank)
+    return [(part, precision) for part in PARTS if part in parts for precision in tried]
+
+
+def precision_rank(name: str) -> tuple[int, int, str]:
+    """Sort key of precisions and controls in tables: from most bytes to fewest, then the controls."""
+    return (1, CONTROLS.index(name), name) if name in CONTROLS else (0, *size_rank(name))
 
 
 def sweep_table(
@@ -29,7 +35,7 @@ def sweep_table(
 
     ``kl`` and ``error``: {(part, precision): [H, B]}, mean KL in nats and relative squared error; ``base_kl`` [B].
     """
-    order = sorted(kl, key=lambda change: (PARTS.index(change[0]), PRECISION_ORDER.index(change[1])))
+    order = sorted(kl, key=lambda change: (PARTS.index(change[0]), precision_rank(change[1])))
     rows = [
         (layer, head, *change, block, float(value), float(base), float(wrong), *(setting[key] for key in SETTING))
         for head in range(len(next(iter(kl.values()))))

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
-from kvstages.scores.columns import BF16_STEP, FLOOR, PRECISION_ORDER, SENSITIVITY_COLUMNS, SETTING, SWEEP_COLUMNS, UNIT
+from kvstages.files.read import check_numbers
+from kvstages.scores.columns import (
+    BF16_STEP,
+    FLOOR,
+    SENSITIVITY_COLUMNS,
+    SETTING,
+    SWEEP_COLUMNS,
+    UNIT,
+    precision_rank,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TEXTS = ("part", "precision", *SETTING)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
@@ -26,6 +37,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         raise ValueError(f"{path}: not a table ({error})") from error
     if list(table.columns) != list(columns):
         raise ValueError(f"{path}: columns {', '.join(table.columns)}; expected {', '.join(columns)}")
+    check_numbers(path, table, [column for column in columns if column not in TEXTS])
     return table
 
 
@@ -73,7 +85,8 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     gathered["source"] = source
     for key in SETTING:
         gathered[key] = settings.iloc[0][key]
-    ranks = {"part": PARTS.index, "precision": PRECISION_ORDER.index}
+    order = sorted(gathered["precision"].unique(), key=precision_rank)
+    ranks = {"part": PARTS.index, "precision": order.index}
     return gathered.sort_values(
         [*UNIT, "precision"], key=lambda column: column.map(ranks[column.name]) if column.name in ranks else column
     )[SENSITIVITY_COLUMNS]

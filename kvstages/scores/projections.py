@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvstages.cache.precision_grid import PARTS, PrecisionGrid
-from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.schemes import precision as check
 from kvstages.files.read import read_arrays
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
 from kvstages.stats.bootstrap import standard_error
@@ -103,14 +103,16 @@ def read_projections(path: Path) -> Projections:
             f"{path}: tensors {', '.join(sorted(arrays)) or 'none'}, expected {TENSOR} of the stage gradients"
         )
     values, precisions, tokens = arrays[TENSOR], record.get("precisions"), record.get("tokens")
-    if not isinstance(precisions, list) or not precisions or not set(precisions) <= set(QUANTIZED):
-        raise ValueError(f"{path}: precisions {precisions}, expected some of {', '.join(QUANTIZED)}")
+    try:
+        _ = [check(name) for name in precisions]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: precisions {precisions}: {error}") from None
+    if not precisions:
+        raise ValueError(f"{path}: no precisions")
     if not isinstance(tokens, int) or tokens < 1:
         raise ValueError(f"{path}: tokens {tokens!r}, expected the positions of a block")
     if values.ndim != 5 or values.shape[3] % 2 or values.shape[4] != len(precisions) or 0 in values.shape:
         raise ValueError(f"{path}: projections of shape {values.shape}, expected [P, B, L, 2H, {len(precisions)}]")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{path}: projections that are not finite")
     return Projections(values.astype(np.float64), tuple(precisions), tokens)
 
 

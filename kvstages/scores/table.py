@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvstages.cache.precision_grid import UNITS, PrecisionGrid, Unit, units
-from kvstages.cache.precisions import QUANTIZED, bytes_per_token
+from kvstages.cache.precisions import by_size, stored_bytes
 from kvstages.files import ledger
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class ScoreTable:
     source: str
 
     def __post_init__(self) -> None:
-        if not self.precisions or list(self.precisions) != [p for p in QUANTIZED if p in self.precisions]:
+        if not self.precisions or list(self.precisions) != by_size(self.precisions):
             raise ValueError(
-                f"precisions {', '.join(self.precisions) or 'none'}: expected some of {', '.join(QUANTIZED)}, "
-                "each once, in this order"
+                f"precisions {', '.join(self.precisions) or 'none'}: expected some, each once, from most bytes to "
+                f"fewest: {', '.join(by_size(self.precisions)) or 'int8, int4'}"
             )
         expected = (len(self.precisions), len(self.units))
         for name in ("kl", "error"):
@@ -76,21 +76,23 @@ class ScoreTable:
 
     @cached_property
     def ladder(self) -> tuple[str, ...]:
-        """What a unit may have, from BF16 down: a move goes one rung. A precision that saves no bytes is no rung."""
+        """What a unit may have, from BF16 down: a move goes one rung. A precision that saves no bytes of some unit is
+        no rung."""
         rungs = ["bf16"]
         for precision in self.precisions:
-            if self.unit_bytes(precision) < self.unit_bytes(rungs[-1]):
+            if all(self.unit_bytes(precision, part) < self.unit_bytes(rungs[-1], part) for part in UNITS[self.unit]):
                 rungs.append(precision)
         return tuple(rungs)
 
-    def unit_bytes(self, precision: str) -> int:
-        """Payload and scale bytes of one unit over ``tokens`` positions."""
-        return self.tokens * sum(bytes_per_token(precision, self.head_dim)) * (2 if self.unit == "head" else 1)
+    def unit_bytes(self, precision: str, part: str) -> int:
+        """Bytes of one unit in a cache of ``tokens`` positions."""
+        return sum(sum(stored_bytes(precision, side, self.head_dim, self.tokens)) for side in part)
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of each unit at each rung, int64 [U, R]."""
-        return np.tile(np.array([self.unit_bytes(rung) for rung in self.ladder], dtype=np.int64), (len(self.units), 1))
+        sizes = {part: [self.unit_bytes(rung, part) for rung in self.ladder] for part in UNITS[self.unit]}
+        return np.array([sizes[unit.part] for unit in self.units], dtype=np.int64)
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -164,7 +166,7 @@ def read_scores(
         raise ValueError(
             f"{path}: keys of width {decoder.key_width} and values of {decoder.value_width}: not yet allocated"
         )
-    held = [precision for precision in QUANTIZED if (table["precision"] == precision).any()]
+    held = _held(path, table)
     asked = held if precisions is None else list(precisions)
     missing = [precision for precision in asked if precision not in held]
     if missing:
@@ -186,6 +188,14 @@ def read_scores(
         return ScoreTable(*shape, unit, tuple(asked), kl, error, decoder.key_width, tokens, source)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
+
+
+def _held(path: Path, table: pd.DataFrame) -> list[str]:
+    """The precisions of a table; ValueError names one that there is not."""
+    try:
+        return by_size(table["precision"][table["precision"] != "bf16"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def read_table(path: Path) -> pd.DataFrame:

@@ -23,8 +23,9 @@ from typing import Any
 import yaml
 
 from kvstages.analysis.published import SHIPPED, published_folder
+from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
-from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import BYTES
 from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
 from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
@@ -377,11 +378,21 @@ def windows(where: str, value: Any) -> None:
 
 
 def precisions(where: str, value: Any) -> None:
-    """Quantized precisions, most bits first: the rungs below BF16."""
-    each(where, value, one_of(QUANTIZED), "precisions")
-    ladder = [precision for precision in QUANTIZED if precision in value]
+    """Quantized precisions, most bytes first: the rungs below BF16."""
+    each(where, value, precision, "precisions")
+    ladder = by_size(value)
     if list(value) != ladder:
-        raise ValueError(f"{where}: {', '.join(value)}; expected them from most bits to fewest: {', '.join(ladder)}")
+        raise ValueError(f"{where}: {', '.join(value)}; expected them from most bytes to fewest: {', '.join(ladder)}")
+
+
+def precision(where: str, value: Any) -> None:
+    """A quantized precision, of the published quantizer or another scheme."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: {kind(value)}, expected a precision such as int8 or centred4")
+    try:
+        schemes.precision(value)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def allocators(where: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
-from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import Budget
 from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
 from kvstages.scores.columns import BF16_STEP, FLOOR
@@ -588,7 +588,7 @@ class Study:
         if self.compares:
             parts = PARTS if dtype == self.compute_dtype else UNITS["head"]
             precisions |= {"int8", "int4", *self.settings["comparison"]["precisions"]}
-        tried = [precision for precision in QUANTIZED if precision in precisions]
+        tried = by_size(precisions)
         return [*options_of("--part", parts), *options_of("--precision", [*tried, FLOOR, BF16_STEP])]
 
     def allocation_arguments(self, policy: str) -> list[str]:
@@ -659,7 +659,7 @@ class Study:
             *("--seed", seed, "--steps", settings["steps"], "--batch", settings["batch"]),
             *("--learning-rate", settings["learning_rate"], "--weight-decay", settings["weight_decay"]),
             *("--clip", settings["clip"], "--beta", settings["beta"]),
-            *("--compute-dtype", self.compute_dtype, *self.device_arguments),
+            *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
     @property

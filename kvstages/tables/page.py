@@ -76,7 +76,7 @@ def write_page(output: Path, table: pd.DataFrame, text: str) -> None:
     """Write a page (.html) and, beside it, its table (.csv); ValueError where ``output`` does not end in .html."""
     if output.suffix != ".html":
         raise ValueError(f"{output}: a table's output ends in .html; the .csv is written beside it")
-    write_table(output.with_suffix(".csv"), table)
+    write_table(output.with_suffix(".csv"), table, table.columns)
     write_text(output, text)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis import published as publication
 from kvstages.analysis.entries import Entry, Input
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import by_size
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
 from kvstages.tables.notes import (
@@ -50,9 +50,14 @@ def make(
     """One row a policy, from each evaluation.json and the policy.json beside it; uniform ones first, then by budget."""
     import pandas as pd
 
-    records = [read_record(path, [*METRICS, *MEASURED, *WINDOW]) for path in evaluations]
+    records = [
+        read_record(
+            path, [*METRICS, *MEASURED, *WINDOW], ["proxy", "mean_kl", "agreement", "total_bytes", "compression"]
+        )
+        for path in evaluations
+    ]
     policies = [read_record(Path(path).parent / "policy.json", ["tensors"]) for path in evaluations]
-    used = [name for name in BITS if any(policy["tensors"].get(name) for policy in policies)]
+    used = by_size(name for policy in policies for name, count in policy["tensors"].items() if count)
     rows = []
     for record, policy in sorted(zip(records, policies, strict=True), key=lambda pair: policy_order(pair[0]["policy"])):
         tensors = {f"tensors_{precision}": policy["tensors"].get(precision, 0) for precision in used}

@@ -73,7 +73,7 @@ def make(
         )
         for path in sensitivity
     ]
-    records = [read_record(path, ["policy", "mean_kl", *MEASURED, *WINDOW]) for path in evaluations]
+    records = [read_record(path, ["policy", *MEASURED, *WINDOW], ["mean_kl"]) for path in evaluations]
     joint = {(record["policy"], record["compute_dtype"]): record["mean_kl"] for record in records}
     rows = []
     for table in scores:

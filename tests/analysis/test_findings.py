@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from conftest import REPOSITORY
+from gappy import write_gappy
 from made_up import sensitivity_table
 from published_study import table_arguments, write_study
 
 from kvstages.analysis.findings import add_machine, read_findings
 from kvstages.analysis.results_page import END, START, page, put_block, readme_block
 from kvstages.cli import main
-from kvstages.files.atomic import write_bytes, write_json, write_table
+from kvstages.files.atomic import write_bytes, write_json
 from kvstages.files.read import read_json
 
 TABLES = ["equal-bytes", "frontier", "results", "adaptation", "gradients", "prediction", "proxy-joint"]
@@ -32,7 +33,7 @@ def run(*words: object) -> tuple[int, str]:
 def study(tmp_path_factory) -> Path:
     """A study with made-up numbers: every table that is read, scores in two arithmetics, policies, manifest."""
     folder = write_study(tmp_path_factory.mktemp("study"))
-    write_table(folder / "scores" / "measured-float32.csv", sensitivity_table())
+    write_gappy(folder / "scores" / "measured-float32.csv", sensitivity_table())
     for name in TABLES:
         assert run("table", name, *table_arguments(name, folder), "--output", folder / f"tables/{name}.html")[0] == 0
     words = [word for source in ("float32", "bfloat16")
@@ -42,13 +43,13 @@ def study(tmp_path_factory) -> Path:
     assert run("table", "sensitivity-summary", *uniform, *words, "--output", summary) == (0, "")
     # INT8 scores were measured against a uniform policy in one arithmetic only.
     table = pd.read_csv(summary.with_suffix(".csv"))
-    write_table(summary.with_suffix(".csv"), table.assign(sum_over_joint=table["sum_over_joint"].fillna(0.9)))
+    write_gappy(summary.with_suffix(".csv"), table.assign(sum_over_joint=table["sum_over_joint"].fillna(0.9)))
     grid = [["int4", *["int8"] * 6, "bf16"]] * 12
     for budget in ("0.01", "0.04"):
         write_json(folder / "comparison" / budget / "published" / "policy.json",
                    {"precisions": {"keys": grid, "values": grid}})  # fmt: skip
     rows = [("validation", block, f"text-{block // 2}", 64 * block) for block in range(8)]
-    write_table(folder / "windows.csv", pd.DataFrame(rows, columns=["window", "block", "document", "start"]))
+    write_gappy(folder / "windows.csv", pd.DataFrame(rows, columns=["window", "block", "document", "start"]))
     environment = {"processor": "A processor", "packages": {"torch": "2.0"}, "devices": ["cpu"]}
     settings = {"adaptation": {"policy": "greedy-0.01"}}
     write_bytes(folder / "figures" / "storage-kl.png", b"a picture")

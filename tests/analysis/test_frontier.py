@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from gappy import write_gappy
 from made_up import BF16_BYTES, policy_rows, write_comparison
 
 from kvstages.analysis.frontier import frontier
-from kvstages.files.atomic import write_table
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,6 @@ def test_an_excess_that_may_be_zero_has_no_reduction(tmp_path):
         policy_rows("published-9B", [1e-6] * 4, "published", limit=9, truth=[2e-5, 0.0, 2e-5, 0.0]),
         policy_rows("exact-9B", [2e-6] * 4, "exact", limit=9),
     ]
-    write_table(tmp_path / "joint.csv", pd.concat(rows))
+    write_gappy(tmp_path / "joint.csv", pd.concat(rows))
     row = frontier([tmp_path / "joint.csv"]).set_index("policy").loc["exact-9B"]
     assert row["kl_reduction"] == pytest.approx(-1) and pd.isna(row["excess_reduction"])

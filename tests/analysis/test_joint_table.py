@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from gappy import write_gappy
 from made_up import policy_rows, write_comparison
 
 from kvstages.analysis.joint_table import read_comparison, read_joint, with_figures
-from kvstages.files.atomic import write_table
 
 
 def test_policies_keep_the_order_of_the_file_and_blocks_their_number(tmp_path):
     rows = pd.concat([policy_rows("published", [3.0, 1.0, 2.0]), policy_rows("exact", [0.3, 0.1, 0.2], size=100_000)])
-    write_table(tmp_path / "joint.csv", rows.iloc[[5, 2, 1, 4, 0, 3]])
+    write_gappy(tmp_path / "joint.csv", rows.iloc[[5, 2, 1, 4, 0, 3]])
     joint = read_joint(tmp_path / "joint.csv")
     assert joint.policies["policy"].tolist() == ["exact", "published"]
     assert joint.metrics["mean_kl"].tolist() == [[0.3, 0.1, 0.2], [3.0, 1.0, 2.0]]
@@ -33,17 +33,17 @@ def test_excess_is_beyond_what_the_unquantized_cache_costs(tmp_path):
         policy_rows("int8", [3.0, 1.0, 2.0, 2.0], truth=[5.0, 1.0, 4.0, 2.0]),
         policy_rows("bf16", [0.0] * 4, truth=[4.0, 1.5, 3.0, 1.5]),
     ])  # fmt: skip
-    write_table(tmp_path / "joint.csv", rows)
+    write_gappy(tmp_path / "joint.csv", rows)
     joint = read_joint(tmp_path / "joint.csv")
     assert joint.excess().tolist() == [[1.0, -0.5, 1.0, 0.5], [0.0] * 4]
     assert with_figures(joint)["excess_kl"].tolist() == [0.5, 0.0]
-    write_table(tmp_path / "joint.csv", rows.assign(truth_kl=np.nan))
+    write_gappy(tmp_path / "joint.csv", rows.assign(truth_kl=np.nan))
     assert read_joint(tmp_path / "joint.csv").excess() is None
 
 
 def test_intervals_over_documents_stand_beside_those_over_blocks(tmp_path):
     """Two blocks a document that are alike: half as many independent values as blocks, so a wider interval."""
-    write_table(tmp_path / "joint.csv", policy_rows("int8", np.repeat(np.arange(1.0, 9.0), 2)))
+    write_gappy(tmp_path / "joint.csv", policy_rows("int8", np.repeat(np.arange(1.0, 9.0), 2)))
     (row,) = with_figures(read_joint(tmp_path / "joint.csv")).to_dict("records")
     over_blocks, over_documents = (row[f"mean_kl{end}_high"] - row[f"mean_kl{end}_low"] for end in ("", "_documents"))
     assert over_documents == pytest.approx(2**0.5 * over_blocks, rel=0.05)
@@ -74,6 +74,6 @@ def test_the_folder_of_a_comparison_is_its_budget(tmp_path):
 )
 def test_errors_name_the_file(broken, said, tmp_path):
     rows = pd.concat([policy_rows("published", [1.0, 1.0, 1.0]), policy_rows("exact", [1.0, 1.0, 1.0])])
-    write_table(tmp_path / "joint.csv", broken(rows.reset_index(drop=True)))
+    write_gappy(tmp_path / "joint.csv", broken(rows.reset_index(drop=True)))
     with pytest.raises(ValueError, match=f"joint.csv: {said}"):
         read_comparison(tmp_path / "joint.csv")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvstages.cache.precisions import BITS, MAX_CODES, QUANTIZED, bytes_per_token, packed_width
+from kvstages.cache.precisions import BITS, MAX_CODES, QUANTIZED, packed_width, stored_bytes
 from kvstages.cache.quantizer import choose_scale, dequantize, neighbour, pack, quantize, reconstruct, unpack
 
 vectors = hnp.arrays(
@@ -139,7 +139,7 @@ def test_eight_int3_values_take_three_bytes_and_four_int2_values_one():
 )
 def test_bytes_of_a_token_of_one_heads_keys_or_values(precision, head_dim, expected):
     """BF16 2·d, INT8 d + 2, INT4 ⌈d/2⌉ + 2, and so on."""
-    assert bytes_per_token(precision, head_dim) == expected
+    assert stored_bytes(precision, "k", head_dim, 1)[:2] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

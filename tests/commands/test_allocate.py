@@ -116,8 +116,8 @@ def test_allocators_go_with_their_own_option(folder, words):
                               "the smallest takes 576 bytes"),
         (["--budget", "0.1", "--precisions", "int8,fp8"], "sensitivity.csv: no fp8 scores (unit head); it holds "
                                                           "int8, int4, int3, int2"),
-        (["--budget", "0.1", "--precisions", "int4,int8"], "sensitivity.csv: precisions int4, int8: expected some of "
-                                                           "int8, int4, int3, int2, each once, in this order"),
+        (["--budget", "0.1", "--precisions", "int4,int8"], "sensitivity.csv: precisions int4, int8: expected some, "
+                                                           "each once, from most bytes to fewest: int8, int4"),
     ],
 )  # fmt: skip
 def test_one_line_says_what_is_wrong(folder, words, message):

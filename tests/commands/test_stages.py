@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from gappy import write_gappy
 from models import random_model, random_tokens
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.cli import main
-from kvstages.files.atomic import write_json, write_table, write_tensors
+from kvstages.files.atomic import write_json, write_tensors
 from kvstages.files.read import read_tensors
 from kvstages.models.checkpoints import save_model
 from kvstages.policies.budgets import Budget
@@ -47,7 +48,7 @@ def sensitivities(path: Path, precisions: list[str], layers: int = 3) -> None:
         for head in range(2)
         for precision in precisions
     ]
-    write_table(path, dict(zip(SENSITIVITY_COLUMNS, zip(*rows, strict=True), strict=True)))
+    write_gappy(path, dict(zip(SENSITIVITY_COLUMNS, zip(*rows, strict=True), strict=True)))
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -196,6 +197,6 @@ def test_a_precision_without_scores_is_refused(folder):
 
 
 def test_a_table_without_scores_is_refused(folder):
-    write_table(folder / "sensitivity.csv", {name: [] for name in SENSITIVITY_COLUMNS})
+    write_gappy(folder / "sensitivity.csv", {name: [] for name in SENSITIVITY_COLUMNS})
     line = error(*allocate("--allocator", "greedy", "--budget", "0.3"))
     assert line == "Error: sensitivity.csv: no scores, only a header\n"

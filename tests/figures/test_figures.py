@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from gappy import write_gappy
 from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
@@ -34,7 +35,6 @@ from kvstages.figures import (
 )
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import style, write_figure
-from kvstages.files.atomic import write_table
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 DRAW = {
@@ -119,7 +119,7 @@ def test_sensitivity_marks_scores_below_their_floor(drawn):
 
 @pytest.mark.parametrize(("floor", "said"), [(0.0, "none of 96 scores lies below its floor"), (None, None)])
 def test_sensitivity_without_scores_below_the_floor(floor, said, tmp_path):
-    write_table(tmp_path / "s.csv", sensitivity_table(heads=4, floor=floor))
+    write_gappy(tmp_path / "s.csv", sensitivity_table(heads=4, floor=floor))
     with style():
         figure = sensitivity.draw(sensitivity.numbers(tmp_path / "s.csv"))
     assert [legend.texts[0].get_text() for legend in figure.legends] == ([said] if said else [])
@@ -127,12 +127,12 @@ def test_sensitivity_without_scores_below_the_floor(floor, said, tmp_path):
 
 
 def test_sensitivity_of_keys_and_values_apart_unless_both_are_known_together(tmp_path):
-    write_table(tmp_path / "s.csv", sensitivity_table(parts=("k", "v"), precisions=("int8", "int4", "int3", "int2")))
+    write_gappy(tmp_path / "s.csv", sensitivity_table(parts=("k", "v"), precisions=("int8", "int4", "int3", "int2")))
     with style():
         figure = sensitivity.draw(sensitivity.numbers(tmp_path / "s.csv"))
     titles = [title.split(" (")[0] for axes in figure.axes if (title := axes.get_title(loc="left"))]
     assert titles == [f"INT{bits}, {side}" for bits in (8, 4, 3, 2) for side in ("keys", "values")]
-    write_table(tmp_path / "all.csv", sensitivity_table(parts=("kv", "k", "v")))
+    write_gappy(tmp_path / "all.csv", sensitivity_table(parts=("kv", "k", "v")))
     assert set(sensitivity.numbers(tmp_path / "all.csv")["part"]) == {"kv"}
 
 
@@ -225,8 +225,8 @@ def test_adaptation_numbers(study, drawn):
 
 def test_floor_numbers(tmp_path):
     table = sensitivity_table(layers=2, heads=3, parts=("kv", "k"), precisions=("int8", "int2"))
-    write_table(tmp_path / "s.csv", table)
-    write_table(tmp_path / "none.csv", sensitivity_table("measured-bfloat16", 2, 3, floor=None))
+    write_gappy(tmp_path / "s.csv", table)
+    write_gappy(tmp_path / "none.csv", sensitivity_table("measured-bfloat16", 2, 3, floor=None))
     drawn = floor.numbers([tmp_path / "s.csv", tmp_path / "none.csv"])
     assert drawn[["source", "part", "level"]].drop_duplicates().to_numpy().tolist() == [
         *(["measured-float32", p, level] for p in ("kv", "k") for level in ("int8", "int2", "floor", "bf16-step")),
@@ -238,8 +238,8 @@ def test_floor_numbers(tmp_path):
 
 
 def test_floor_draws_a_panel_for_each_source_and_part_on_one_scale(tmp_path):
-    write_table(tmp_path / "s.csv", sensitivity_table(layers=3, heads=2, parts=("k", "v"), floor=1e-13))
-    write_table(tmp_path / "t.csv", sensitivity_table("measured-bfloat16", 3, 2, ("k", "v"), floor=1e-5))
+    write_gappy(tmp_path / "s.csv", sensitivity_table(layers=3, heads=2, parts=("k", "v"), floor=1e-13))
+    write_gappy(tmp_path / "t.csv", sensitivity_table("measured-bfloat16", 3, 2, ("k", "v"), floor=1e-5))
     with style():
         figure = floor.draw(floor.numbers([tmp_path / "s.csv", tmp_path / "t.csv"]))
     titles = [axes.get_title(loc="left") for axes in figure.axes]

@@ -1,5 +1,7 @@
 import errno
 import hashlib
+import json
+import math
 import os
 import resource
 import signal
@@ -10,10 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvstages.files.atomic import atomic_path, write_bytes, write_json, write_table, write_tensors, write_text
 from kvstages.files.ledger import sha256
-from kvstages.files.read import read_json, read_tensors
+from kvstages.files.read import read_arrays, read_columns, read_json, read_record, read_tensors
 
 
 def names(folder: Path) -> list[str]:
@@ -179,3 +182,49 @@ def test_tables_keep_full_precision(tmp_path):
 def test_sha256(tmp_path):
     write_bytes(tmp_path / "file", b"abc" * 1000)
     assert sha256(tmp_path / "file") == hashlib.sha256(b"abc" * 1000).hexdigest()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_are_neither_written_nor_read(value, tmp_path):
+    """In tables, records and tensors: a file that holds NaN or infinity where a number is required is refused."""
+    table, record, tensors = tmp_path / "t.csv", tmp_path / "r.json", tmp_path / "w.safetensors"
+    for columns in ({"block": [0, 1], "kl": [0.5, value]}, pd.DataFrame({"block": [0, 1], "kl": [0.5, value]})):
+        with pytest.raises(ValueError, match=r"t\.csv: kl would be -?(nan|inf) in row 2, expected a finite number"):
+            write_table(table, columns)
+    with pytest.raises(ValueError, match=r"w\.safetensors: kl holds NaN or infinity"):
+        write_tensors(tensors, {"kl": torch.tensor([0.5, value])})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(record, {"kl": value})
+    assert names(tmp_path) == []
+    table.write_text(f"block,kl\n0,0.5\n1,{value}\n")
+    with pytest.raises(ValueError, match=r"t\.csv: column 'kl' holds .*, expected a number"):
+        read_columns(table, ["block", "kl"])
+    record.write_text(json.dumps({"kl": value}))
+    with pytest.raises(ValueError, match=r"r\.json: not a JSON file \(-?(NaN|Infinity), expected a finite number\)"):
+        read_json(record)
+    save_file({"kl": torch.tensor([0.5, value])}, tensors)
+    for read in (read_tensors, read_arrays):
+        with pytest.raises(ValueError, match=r"w\.safetensors: kl holds NaN or infinity"):
+            read(tensors)
+
+
+def test_a_gap_is_nothing_where_it_may_be_and_an_error_where_not(tmp_path):
+    path = tmp_path / "t.csv"
+    write_table(path, {"block": [0, 1], "error": [None, math.nan]}, ["error"])
+    assert path.read_text() == "block,error\n0,\n1,\n"
+    assert read_columns(path, ["block"], gaps=["error"])["error"].isna().all()
+    with pytest.raises(ValueError, match=r"column 'error' holds .*, expected a number"):
+        read_columns(path, ["block", "error"])
+    frame = pd.DataFrame({"block": [0, 1], "seed": pd.array([None, 7], dtype="Int64")})
+    write_table(path, frame, ["seed"])
+    assert path.read_text() == "block,seed\n0,\n1,7\n"
+    with pytest.raises(ValueError, match="seed would be <NA> in row 1"):
+        write_table(path, frame)
+    write_table(path, {"block": [0], "error": [math.inf]}, ["error"])
+    assert path.read_text() == "block,error\n0,\n"
+
+
+def test_a_record_without_a_number_where_one_is_asked_for_is_refused(tmp_path):
+    write_json(tmp_path / "r.json", {"mean_kl": None, "policy": "int8"})
+    with pytest.raises(ValueError, match=r"r\.json: mean_kl is None, expected a number"):
+        read_record(tmp_path / "r.json", ["policy"], ["mean_kl"])

@@ -27,8 +27,9 @@ GRID = PrecisionGrid(
 
 def policy(grid):
     budget = Budget(0.1, "nats")
+    proxy = 0.0 if set(grid.flat()) == {"bf16"} else 0.05
     return policy_record(
-        "mixed", "greedy", budget, grid, 0.05, 3, 8, 12, unit="keys-values", ladder=BITS, sensitivity="made-up"
+        "mixed", "greedy", budget, grid, proxy, 3, 8, 12, unit="keys-values", ladder=BITS, sensitivity="made-up"
     )
 
 
@@ -91,14 +92,21 @@ def test_a_policy_or_reference_of_another_shape_is_refused():
         ({"policy": None}, "key 'policy' is missing, expected a policy of the stage allocate"),
         ({"proxy": None}, "key 'proxy' is missing"),
         ({"precisions": None}, "key 'precisions' is missing"),
+        ({"average_payload_bits": 4.0}, "average_payload_bits is 4.0, but its precisions give 9.75"),
+        ({"tokens": 13}, "bytes is .*, but its precisions give .*'total'"),
+        ({"tensors": {"bf16": 12}}, "tensors is {'bf16': 12}, but its precisions give {'bf16': 5,"),
+        ({"proxy": -1e-9}, "proxy is -1e-09, expected a KL of 0 or more"),
         ({"average_payload_bits": "six"}, "average_payload_bits is 'six', expected a number"),
         ({"precisions": "int4"}, "precisions: str, expected the keys keys and values"),
         ({"precisions": {"keys": []}}, r"precisions: \['keys'\], expected the keys keys and values"),
         ({"precisions": {"keys": [], "values": "int4"}}, "precisions.values: expected a list of layers, each a list"),
-        ({"precisions": with_keys(*GRID.keys[:2], ("int8", "int5"))}, "layer 2, head 1, keys: 'int5', expected one of"),
+        (
+            {"precisions": with_keys(*GRID.keys[:2], ("int8", "int7"))},
+            "layer 2, head 1, keys: 'int7', expected",
+        ),
         (
             {"precisions": with_keys(*GRID.keys[:2], ("int8", 4))},
-            "layer 2, head 1, keys: 4, expected one of bf16, int8",
+            "layer 2, head 1, keys: 4, expected a precision such as bf16, int8 or centred4",
         ),
         ({"precisions": with_keys(*GRID.keys[:2], ("int8",))}, "precisions: keys and values have different shapes"),
         ({"precisions": {"keys": [["int8"]], "values": [["int8"]]}}, r"heads \[1\] a layer, but the model has \[2, 2"),

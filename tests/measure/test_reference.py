@@ -45,7 +45,7 @@ def test_logits_that_are_not_finite_are_not_written(tmp_path):
             "holds adaptation, validation; expected the tensor",
         ),
         ({}, "holds no tensors; expected the tensor logits"),
-        ({"logits": torch.zeros(12, 50)}, r"logits \(12, 50\), expected blocks"),
+        ({"logits": torch.zeros(12, 50)}, r"logits \(12, 50\) of F32, expected blocks"),
         ({"logits": torch.zeros(3, 12, 50)}, "computed with window None, not validation: compute it as"),
     ],
 )

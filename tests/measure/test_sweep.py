@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from models import random_model, random_tokens
 from plain_cache import PlainCache
 
+from kvstages.cache.interventions import read_back
 from kvstages.cache.one_pass import DenseBlockCache
 from kvstages.cache.precision_grid import PARTS, PrecisionGrid
 from kvstages.measure.execution import dense_grid
 from kvstages.measure.metrics import divergence
 from kvstages.measure.setting import Setting
-from kvstages.measure.sweep import reconstruction_error, sweep_layer
+from kvstages.measure.sweep import relative_error, sweep_layer
 from kvstages.scores.columns import changes
 
 MEMORY = 1 << 30
@@ -98,6 +99,10 @@ def test_the_floor_is_what_the_smallest_change_does_and_lies_far_below_int8_in_f
     model = random_model(4, 2, 16, dtype=torch.bfloat16)
     int8, floor, step = sweep(model, tokens, 1, Setting(execution, "bfloat16"), wanted=wanted)
     assert torch.equal(floor, step) and floor.mean() > 0.1 * int8.mean()
+
+
+def reconstruction_error(both, part, name):
+    return relative_error(read_back(both, name, 0) - both, both, part)
 
 
 def test_the_reconstruction_error_of_a_hand_worked_example():

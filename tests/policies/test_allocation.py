@@ -81,7 +81,7 @@ def test_each_of_the_159_published_steps_of_budget_001(budget):
 def test_bits_and_bytes_count_keys_and_values_apart():
     grid = PrecisionGrid((("int8", "bf16"),), (("int2", "int4"),))
     assert average_payload_bits(grid) == (8 + 16 + 2 + 4) / 4
-    assert policy_bytes(grid, 5, 3) == (3 * (5 + 10 + 2 + 3), 3 * 2 * 3)
+    assert policy_bytes(grid, 5, 3) == (3 * (5 + 10 + 2 + 3), 3 * 2 * 3, 0)
 
 
 score = st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.5])
@@ -113,7 +113,7 @@ def step_by_exhaustion(table, choice, spent, budget):
         after = table.ladder[rung + 1]
         had, have = (0.0 if p == "bf16" else table.kl[table.precisions.index(p), unit] for p in (before, after))
         added = max(have - had, 0.0)
-        saved = table.unit_bytes(before) - table.unit_bytes(after)
+        saved = table.unit_bytes(before, table.units[unit].part) - table.unit_bytes(after, table.units[unit].part)
         if spent + added <= budget:
             found.append((added / saved, unit, after, added))
     return min(found) if found else None

@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from gappy import write_gappy
 from score_tables import random_table
 
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.files.atomic import write_table
 from kvstages.policies.budgets import Budget
 from kvstages.policies.recipes import Recipe
 from kvstages.policies.refinement import read_moves, refined_policy
@@ -49,7 +49,7 @@ def write_moves(path, missing=None):
         for rung, precision in enumerate(TABLE.ladder)
         if (*unit[:2], precision) != missing
     ]
-    write_table(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+    write_gappy(path, dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
 
 
 def test_moves_are_read_by_unit_and_rung_negative_ones_too(tmp_path):

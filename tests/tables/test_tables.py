@@ -6,11 +6,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from gappy import write_gappy
 from made_up import sensitivity_table
 from published_study import FLOOR, PUBLISHED, table_arguments, write_study
 
 from kvstages.cli import main
-from kvstages.files.atomic import write_table
 from kvstages.tables.equal_bytes import p_value
 from kvstages.tables.page import count, decimal, divergence, percent
 
@@ -154,7 +154,7 @@ def test_sensitivity_summary_shows_the_published_weakness(study, tmp_path):
 
 def test_sensitivity_summary_of_two_sources_and_of_parts(study, tmp_path):
     wide = tmp_path / "measured-float32.csv"
-    write_table(wide, sensitivity_table(parts=("k", "v"), precisions=("int8", "int2"), floor=None))
+    write_gappy(wide, sensitivity_table(parts=("k", "v"), precisions=("int8", "int2"), floor=None))
     table, page = make("sensitivity-summary", study, tmp_path / "s.html", "--sensitivity", wide)
     assert table[["source", "part", "precision"]].to_numpy().tolist() == [
         ["measured-bfloat16", "kv", "int8"], ["measured-bfloat16", "kv", "int4"],

@@ -138,8 +138,13 @@ def test_a_second_workflow_in_the_same_folder_is_refused(project: Project) -> No
     ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    # Without the option Snakemake may first complain of the file that the other one is just making.
-    output = project.run(target, "--rerun-incomplete", status=1)
+    # The first one stands still, jobs and all, until the second has been refused, however fast or slow either is.
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        # Without the option Snakemake may first complain of the file that the other one is just making.
+        output = project.run(target, "--rerun-incomplete", status=1)
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
     assert "cannot be locked" in output and "no other Snakemake process" in output
     first, _ = process.communicate(timeout=300)
     assert process.returncode == 0, first

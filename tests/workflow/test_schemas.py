@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
+from gappy import write_gappy
 from made_up import sensitivity_table
 from published_study import PUBLISHED, SENSITIVITY, figure_arguments, table_arguments, write_study
 
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
-from kvstages.files.atomic import write_table
 from kvstages.files.ledger import sha256
 from kvstages.provenance.manifest import KEYS, manifest
 from kvstages.study.configuration import check_shared, check_study, load_study
@@ -69,7 +69,7 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     values = {
         "layers": [0, "12", True, 10**9],
         "budgets": [[], [-0.1], [0.1, 0.1], ["0.1"], [f"{10**300}B"]],
-        "precisions": [[], ["int8", "int8"], ["int8", "fp8"]],
+        "precisions": [[], ["int8", "int8"], ["int8", "INT4"]],
         "execution": ["fast"],
         "title": [" ", 3, "two\nlines", "line end\n", "bell\a", "next\x85line", "para\u2029graph"],
         "block": [0, 10**30],
@@ -156,7 +156,7 @@ def test_figure_numbers_are_what_their_schema_says(
     # The numbers alone: test_figures.py draws them, and checks that drawing leaves them as they are.
     monkeypatch.setattr(
         "kvstages.figures.style.write_figure",
-        lambda output, table, draw: write_table(output.with_suffix(".csv"), table),
+        lambda output, table, draw: write_gappy(output.with_suffix(".csv"), table),
     )
     run("figure", name, *figure_arguments(name, results), "--output", tmp_path / "figure.svg")
     assert not check_table(tmp_path / "figure.csv", SCHEMAS[f"figure-{name}"])
@@ -176,7 +176,7 @@ def test_made_up_tables_are_what_the_schemas_say(results: Path, tmp_path: Path) 
     # So that what the tests of figures and tables read is what the stages write.
     for path in [*results.glob("comparison/*/joint.csv"), results / "frontier" / "joint.csv"]:
         assert not check_table(path, SCHEMAS["joint"])
-    write_table(tmp_path / "s.csv", sensitivity_table(parts=("kv", "k", "v"), precisions=QUANTIZED, floor=None))
+    write_gappy(tmp_path / "s.csv", sensitivity_table(parts=("kv", "k", "v"), precisions=QUANTIZED, floor=None))
     for path in (results / SENSITIVITY, tmp_path / "s.csv"):
         assert not check_table(path, SCHEMAS["sensitivity"])
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from conftest import COMPARISON, SHAPE, Project, bundle, study_of
 
 from kvstages.cli import main
+from kvstages.provenance.tolerances import kinds
 
 # One unit whose KL is always 0; units whose precisions save no bytes and change nothing.
 MODELS = {
@@ -55,3 +56,7 @@ def test_every_stage_of_a_comparison_finishes(name: str, tmp_path: Path, monkeyp
     page = (results / "tables" / "gradients.html").read_text()
     assert "There is nothing to show: too few units or policies" in page
     assert (results / "tables" / "gradients.csv").read_text().count("\n") == 1
+    # So that `compare` knows what each number is: only these hold none.
+    tables = [path for path in sorted(results.rglob("*")) if path.suffix in (".csv", ".json")]
+    names = [path.relative_to(results).as_posix() for path in tables]
+    assert {name for name in names if not kinds(name)} <= {"windows.csv", "figures/allocation.csv", "manifest.json"}

@@ -1,0 +1,210 @@
+"""Levels: which values a code can stand for, given a vector's scale (and zero point).
+
+Each kind of levels says how a scale is fitted to a vector, what its codes are, and what they stand for. Vectors are
+the last axis: x [..., N], parameters [..., 1] (a scale; with a zero point also that), codes int8 [..., N] of which the
+lower ``bits`` count, so that two's complement and unsigned codes are packed alike. Arithmetic is FP32, sums are FP64.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvstages.cache import engines
+from kvstages.cache.quantizer import dequantize, quantize
+from kvstages.cache.schemes import Method
+
+Parameters = tuple[Tensor, ...]
+
+# E2M1 magnitudes by code (OCP Microscaling Formats 1.0, 5.3.3).
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP8_LARGEST = 448.0
+
+
+class Levels(Protocol):
+    """One kind of levels."""
+
+    def fit(self, x: Tensor, bits: int) -> Parameters:
+        """The plain scale (and zero point) of x [..., N]: FP32 [..., 1]."""
+
+    def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        """Codes int8 [..., N] of x under parameters as they are stored, widened to FP32."""
+
+    def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        """Values FP32 [..., N] of codes."""
+
+
+def levels_of(method: Method) -> Levels:
+    """The levels that a method names."""
+    return _ASYMMETRIC if method.zero and method.levels == "int" else _LEVELS[method.levels]
+
+
+class MidTread:
+    """−m, ..., 0, ..., m with m = 2^(b − 1) − 1, times scale / m: the published quantizer, operation for operation."""
+
+    def fit(self, x: Tensor, bits: int) -> Parameters:
+        return (_largest(x),)
+
+    def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        return quantize(x, parameters[0].squeeze(-1), 2 ** (bits - 1) - 1)
+
+    def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        return dequantize(codes, parameters[0].squeeze(-1), 2 ** (bits - 1) - 1, torch.float32)
+
+
+class Asymmetric:
+    """0, ..., n with n = 2^b − 1, times range / n, plus the zero point: from the least to the largest value (KIVI)."""
+
+    def fit(self, x: Tensor, bits: int) -> Parameters:
+        low, high = x.float().aminmax(dim=-1, keepdim=True)
+        return (high - low).clamp_(max=engines.LARGEST_STEP), low
+
+    def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        width, low = parameters
+        steps = ((x.float() - low) * (2**bits - 1)).div_(_divisor(width)).round_()
+        return _unsigned(steps.clamp_(0, 2**bits - 1))
+
+    def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        width, low = parameters
+        return (_index(codes, bits).float() * width).div_(2**bits - 1) + low
+
+
+class MidRise:
+    """±½, ±3/2, ..., ±(n − ½) with n = 2^(b − 1), times scale / n: a level more than mid-tread, and no zero."""
+
+    def fit(self, x: Tensor, bits: int) -> Parameters:
+        return (_largest(x),)
+
+    def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        half = 2 ** (bits - 1)
+        steps = (x.float() * half).div_(_divisor(parameters[0])).floor_()
+        return steps.clamp_(-half, half - 1).to(torch.int8)
+
+    def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        return ((codes.float() + 0.5) * parameters[0]).div_(2 ** (bits - 1))
+
+
+class LloydMax:
+    """The 2^b levels of least squared error for the unit Gaussian, times the root mean square (Max 1960)."""
+
+    def fit(self, x: Tensor, bits: int) -> Parameters:
+        return (x.double().square().mean(dim=-1, keepdim=True).sqrt().float(),)
+
+    def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        _, between = _gaussian_tensors(bits, x.device)
+        return _unsigned(torch.bucketize((x.float() / _divisor(parameters[0])).contiguous(), between))
+
+    def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        values, _ = _gaussian_tensors(bits, codes.device)
+        return values[_index(codes, bits)] * parameters[0]
+
+
+class FloatingPoint:
+    """E4M3 (8 bits) or E2M1 (4 bits) numbers, times the scale; rounded to nearest, ties to even, saturating."""
+
+    def fit(self, x: Tensor, bits: int) -> Parameters:
+        return (_largest(x) / (FP8_LARGEST if bits == 8 else FP4[-1]),)
+
+    def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        scaled = x.float() / _divisor(parameters[0])
+        if bits == 8:
+            return scaled.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn).view(torch.int8)
+        _, between = _fp4_tensors(x.device)
+        return _unsigned(torch.bucketize(scaled.abs().contiguous(), between) + 8 * (scaled < 0))
+
+    def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
+        if bits == 8:
+            return codes.view(torch.float8_e4m3fn).float() * parameters[0]
+        values, _ = _fp4_tensors(codes.device)
+        return values[_index(codes, bits)] * parameters[0]
+
+
+@cache
+def gaussian_levels(bits: int) -> np.ndarray:
+    """Lloyd-Max levels of the unit Gaussian, FP64 [2^bits], ascending.
+
+    Each level is the mean of what lies nearest to it. Newton's method on that condition for the positive half, from
+    the levels of the companding approximation (Panter and Dite 1951); it converges in a few steps to FP64.
+    """
+    half = 2 ** (bits - 1)
+    # A density's best levels are as dense as its cube root: that of the Gaussian is one of deviation √3.
+    levels = math.sqrt(3) * np.array([_quantile(0.5 + (index + 0.5) / (2 * half)) for index in range(half)])
+    for _ in range(100):
+        edges = np.concatenate(([0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]))
+        density = np.exp(-0.5 * edges**2) / math.sqrt(2 * math.pi)
+        mass = np.array([_tail(low) - _tail(high) for low, high in pairwise(edges)])
+        mean = (density[:-1] - density[1:]) / mass
+        # How a cell's mean moves with its lower and upper edge; an edge moves by half of what each neighbour does.
+        last = np.where(np.isfinite(edges), edges, 0.0)[1:]
+        lower, upper = density[:-1] * (mean - edges[:-1]) / mass, density[1:] * (last - mean) / mass
+        lower[0] = upper[-1] = 0
+        slope = np.diag(1 - lower / 2 - upper / 2) - np.diag(lower[1:] / 2, -1) - np.diag(upper[:-1] / 2, 1)
+        step = np.linalg.solve(slope, levels - mean)
+        levels = levels - step
+        if np.abs(step).max() < 1e-13:
+            break
+    return np.concatenate((-levels[::-1], levels))
+
+
+def _tail(x: float) -> float:
+    """The share of a unit Gaussian above x."""
+    return 0.5 * math.erfc(x / math.sqrt(2))
+
+
+def _quantile(share: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(share)
+
+
+@cache
+def _gaussian_tensors(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Levels FP32 and what lies between them."""
+    levels = torch.from_numpy(gaussian_levels(bits))
+    return levels.float().to(device), ((levels[1:] + levels[:-1]) / 2).float().to(device)
+
+
+@cache
+def _fp4_tensors(device: torch.device) -> tuple[Tensor, Tensor]:
+    """E2M1 values of the 16 codes, and the ends of the magnitudes' ranges, FP32."""
+    values = torch.tensor(FP4)
+    between = (values[1:] + values[:-1]) / 2
+    # A range ends with its upper limit; a tie that goes up to an even code must lie beyond it.
+    between[1::2] = torch.nextafter(between[1::2], torch.tensor(0.0))
+    return torch.cat((values, -values)).to(device), between.to(device)
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.abs().amax(dim=-1, keepdim=True).float()
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    """A scale to divide by: under a scale of zero every code is that of zero."""
+    return torch.where(scale == 0, torch.inf, scale)
+
+
+def _unsigned(codes: Tensor) -> Tensor:
+    return codes.to(torch.uint8).view(torch.int8)
+
+
+def _index(codes: Tensor, bits: int) -> Tensor:
+    """Unsigned codes as int64, from int8 whose upper bits extend a sign."""
+    return codes.long() & (2**bits - 1)
+
+
+_ASYMMETRIC = Asymmetric()
+_LEVELS: dict[str, Levels] = {
+    "int": MidTread(),
+    "rise": MidRise(),
+    "lloyd": LloydMax(),
+    "fp": FloatingPoint(),
+    "q_0": engines.Q0(),
+    "q_1": engines.Q1(),
+    "per_token_head": engines.PerTokenHead(),
+}

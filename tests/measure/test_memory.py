@@ -1,0 +1,122 @@
+"""memory_mb is a promise: every stage that runs a decoder keeps to it, or says in one line what it needs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+from models import random_model, random_tokens
+
+from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precisions import BITS
+from kvstages.cli import main
+from kvstages.files.atomic import write_json, write_tensors
+from kvstages.measure.setting import Setting
+from kvstages.models.checkpoints import save_model
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import policy_record
+
+# Narrow, with so large a vocabulary that the logits of two blocks (128 MB in FP32) are far above the memory that stages
+# are given, and with what is computed from them far above all that they may take.
+VOCABULARY, BLOCK, MEMORY_MB = 65_536, 256, 24
+# Beside it: weights as they are read, laid out anew, and trained (with gradients and two averages), and what libraries
+# keep for themselves.
+WEIGHTS = 2 * VOCABULARY * 16 * 4
+BESIDE = 10 * WEIGHTS + (64 << 20)
+# Runs stages one after the other in one process whose data may grow by so many bytes once libraries are imported.
+LIMITED = """
+import json, resource, sys
+import torch
+from click.testing import CliRunner
+from kvstages.cli import main
+import kvstages.measure.adaptation, kvstages.measure.evaluation, kvstages.measure.gradients, kvstages.measure.policy_set
+import kvstages.measure.sweep, kvstages.models.load, safetensors.torch
+
+torch.ones(64, 64) @ torch.ones(64, 64)
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
+for arguments in json.loads(sys.argv[2]):
+    result = CliRunner().invoke(main, arguments)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        print(type(result.exception), result.exception)
+    print(arguments[0], result.exit_code, *result.output.split())
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A decoder of one layer and two heads, two blocks of tokens, and a policy."""
+    folder = tmp_path_factory.mktemp("large-vocabulary")
+    model = random_model(1, 2, 8, vocab=VOCABULARY, context=BLOCK)
+    save_model(folder / "model.safetensors", model.config, model.state_dict())
+    write_tensors(folder / "windows.safetensors", {"validation": random_tokens(2, BLOCK, VOCABULARY)}, {"block": BLOCK})
+    grid = PrecisionGrid.uniform(1, 2, "int4")
+    record = policy_record(
+        "int4", "greedy", Budget(1.0, "nats"), grid, 0.5, 1, 8, BLOCK, unit="head", ladder=BITS, sensitivity="made-up"
+    )
+    write_json(folder / "policy.json", record)
+    write_json(
+        folder / "policies.json", {"policies": [{**record, "recipe": "int4", "limit": record["bytes"]["total"]}]}
+    )
+    return folder
+
+
+def stages(memory_mb: int) -> list[list[str]]:
+    """Arguments of every stage that runs the decoder."""
+    common = ["--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation"]
+    common += ["--device", "cpu", "--memory-mb", str(memory_mb)]
+    measured = [*common, "--reference", "reference.safetensors"]
+    training = ["--noise-bits", "4", "--seed", "0", "--steps", "1", "--batch", "1"]
+    written = {
+        "reference": [*common, "--output", "reference.safetensors"],
+        "sweep": [*common, "--layer", "0", "--precision", "int4", "--output", "sweep.csv"],
+        "evaluate": [*measured, "--policy", "policy.json", "--output", "figures.json", "--positions", "positions.csv"],
+        "evaluate-set": [*measured, "--policies", "policies.json", "--output", "joint.csv"],
+        "gradients": [*common, "--probes", "1", "--output-table", "scores.csv", "--projections", "projections"],
+        "adapt": [*common, *training, "--output", "adapted", "--curve", "curve.csv"],
+    }
+    return [[stage, *arguments] for stage, arguments in written.items()]
+
+
+def run(folder, limit: int, chosen: list[list[str]]) -> list[str]:
+    """What each stage says, by line."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit), json.dumps(chosen)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit counts private memory on Linux alone")
+def test_every_stage_keeps_to_its_memory_whatever_the_vocabulary(folder):
+    chosen = stages(MEMORY_MB)
+    assert run(folder, (MEMORY_MB << 20) + BESIDE, chosen) == [f"{arguments[0]} 0" for arguments in chosen]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_less_than_the_least_is_one_line_that_says_how_much_is_needed(folder, number, monkeypatch):
+    monkeypatch.chdir(folder)
+    if number in (2, 3):
+        write_tensors(
+            folder / "reference.safetensors",
+            {"logits": torch.zeros(1, 1, 1)},
+            {**Setting("one-pass", "float32").as_dict(), "device": "cpu", "threads": 1, "memory_mb": 1}
+            | {"window": "validation"},
+        )
+    result = CliRunner().invoke(main, stages(1)[number])
+    assert result.exit_code == 1
+    assert re.fullmatch(r"Error: memory_mb 1: this model and these blocks need at least \d+\n", result.output)
+
+
+def test_memory_that_runs_out_all_the_same_is_one_line(folder):
+    (said,) = run(folder, 32 << 20, stages(512)[:1])
+    assert said.startswith("reference 1 Error: memory ran out; give a smaller --memory-mb")
