@@ -21,8 +21,8 @@ LARGEST_HEADER = 100_000_000
 # Any number of a shape above this is no model's (and shapes of weights stay far below 2^63).
 LARGEST_SIZE = 1 << 24
 
-# How the names of gpt2-nano's checkpoints and model files end; everything else is opened by Hugging Face's library.
-OWN_SUFFIXES = (".safetensors", ".pt")
+# How names of single files with weights end; what ends otherwise is a folder or a GGUF file, of Hugging Face's.
+FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json")
 # What a folder with a model of Hugging Face's holds beside it: family, shape, and the form in which weights were kept.
 RECORD = "decoder.json"
 
@@ -120,7 +120,7 @@ def check_config(path: Path, config: Any) -> GPTConfig:
 
 def is_huggingface(path: Path) -> bool:
     """Whether a model is one of Hugging Face's: by its name alone, for it need not be there yet."""
-    return Path(path).suffix not in OWN_SUFFIXES
+    return Path(path).suffix not in FILE_SUFFIXES
 
 
 def check_layers(path: Path, found: int, expected: int | None) -> None:
