@@ -212,8 +212,9 @@ def _adaptation(study: Path, policy: str) -> dict[str, Numbers]:
     if not path.exists():
         return {}
     found: dict[str, Any] = {}
-    for row in _table(path, ["mean_kl"], ["policy", "arm"]):
-        if row["policy"] == policy:
+    for row in _table(path, ["mean_kl"], ["policy", "arm", "seed"]):
+        # The table's rows of means and deviations over the seeds are no models.
+        if row["policy"] == policy and (row["arm"] == "original" or str(row["seed"]).isdigit()):
             found.setdefault(row["arm"], []).append(rounded(row["mean_kl"]))
     return found
 
