@@ -48,7 +48,7 @@ def test_every_job_enters_the_image_when_asked(tmp_path, artifacts, arguments):
     log = tmp_path / "log"
     # A command may hold several lines, so entries are counted, not lines.
     entered = log.read_text() if log.exists() else ""
-    jobs = 4 if arguments else 0  # fetch checkpoint and shard, convert, windows
+    jobs = 5 if arguments else 0  # fetch checkpoint, shard and documents; convert; windows
     assert entered.count(f"exec --home {project.folder}") == entered.count("kvstages.sif bash -c") == jobs
     assert entered.count("-m kvstages") >= jobs
 
