@@ -206,15 +206,17 @@ def _gradients(study: Path) -> list[Numbers]:
     ]
 
 
-def _adaptation(study: Path, policy: str) -> dict[str, Numbers]:
-    """By arm: mean KL of one policy on the adapted models, a list over the seeds."""
+def _adaptation(study: Path, policy: str) -> dict[str, list[list[Any]]]:
+    """By arm: mean KL of one policy on the adapted models, with its interval over blocks, for each seed."""
     path = study / "tables" / "adaptation.csv"
     if not path.exists():
         return {}
+    ends = ["mean_kl_low", "mean_kl_high"]
     found: dict[str, Any] = {}
-    for row in _table(path, ["mean_kl"], ["policy", "arm"]):
-        if row["policy"] == policy:
-            found.setdefault(row["arm"], []).append(rounded(row["mean_kl"]))
+    for row in _table(path, ["mean_kl"], ["policy", "arm", "seed"], ends):
+        # The mean over the seeds and their spread are rows without an interval.
+        if row["policy"] == policy and rounded(row["mean_kl_low"]) is not None:
+            found.setdefault(row["arm"], []).append([rounded(row[name]) for name in ["mean_kl", *ends]])
     return found
 
 

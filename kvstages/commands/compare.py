@@ -14,12 +14,13 @@ def command(first: Path, second: Path) -> None:
     """Compare the results of two runs of a study.
 
     Two runs of the same code on one machine with one thread count give the same bytes. Another machine, thread count
-    or device (a CPU and a GPU) may differ in the last digits. Prints a line for each file: `identical` (the same
-    bytes), `within` (every number within the tolerance of its kind, with the part of it that the worst one takes up)
-    or `outside` (a number beyond it, or anything else that is not equal: policies, tokens, texts, files that are
-    missing). Before them stands `choice` for each policy that differs, but only in moves whose scores are as near to
-    each other as scores may be between two runs: what is measured with it is not compared. Exit status 1 if anything
-    is outside. kvstages/provenance/tolerances.py holds the tolerances, workflow/schemas the kind of each number.
+    or device (a CPU and a GPU) may differ in the last digits. It writes no file and prints a line for each file:
+    `identical` (the same bytes), `within` (every number within the tolerance of its kind, with the part of it that
+    the worst one takes up) or `outside` (a number beyond it, or anything else that is not equal: policies, tokens,
+    texts, files that are missing). Before them stands `choice` for each policy that differs, but only in moves whose
+    scores are as near to each other as scores may be between two runs: what is measured with it is not compared. Exit
+    status 1 if anything is outside. kvstages/provenance/tolerances.py holds the tolerances, workflow/schemas the kind
+    of each number.
 
     Example: kvstages compare results/demo ../on-a-gpu/results/demo
     """

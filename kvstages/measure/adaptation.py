@@ -162,7 +162,7 @@ def adapt(
             own, distance = parts[0] / (following[rows] != NONE).sum(), parts[1] / ends[..., 0].numel()
             (own + arm.beta * distance).backward()
             cross_entropy, kl = cross_entropy + own.detach(), kl + distance.detach()
-        states.backward(ends.grad)
+        (states * ends.grad).sum().backward()
         loss = cross_entropy + arm.beta * kl
         norm = nn.utils.clip_grad_norm_(model.parameters(), arm.clip)
         optimizer.step()

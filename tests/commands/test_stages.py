@@ -121,7 +121,7 @@ def test_a_reference_without_logits_is_refused(folder):
     tensors, record = read_tensors(folder / "reference.safetensors")
     write_tensors(folder / "reference.safetensors", {"weights": tensors["logits"]}, record)
     line = error(*evaluate())
-    assert line == "Error: reference.safetensors: holds weights; expected the tensor logits, from the stage reference\n"
+    assert line == "Error: reference.safetensors: holds weights; expected the tensor logits\n"
     assert not (folder / "evaluation.json").exists()
 
 
