@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from conftest import SHAPE, SHARED, STUDY, Project, bundle, decoder, published_bundle, study_of
 from fuzzing import Target, as_bytes, attack, little_memory, mutated_structure, torch_bytes
+from models import identified
 from published_study import SENSITIVITY, write_study
 from test_verify import FOLDER, make_study
 
@@ -27,6 +28,7 @@ from kvstages.files.atomic import write_json, write_tensors
 from kvstages.files.read import read_columns, read_json, read_tensors
 from kvstages.models.checkpoints import read_checkpoint
 from kvstages.models.config import GPTConfig, read_config
+from kvstages.models.identity import ModelIdentity
 from kvstages.policies.record import read_policy
 from kvstages.provenance.manifest import read_manifest
 from kvstages.provenance.reproduction import Judge, compare_records, compare_tables, compare_tensors
@@ -42,6 +44,7 @@ COUNT = 100_000
 CONFIG = GPTConfig(**SHAPE)
 # The shape of what write_study makes here.
 ONE_LAYER = GPTConfig(**SHAPE | {"num_layers": 1})
+MODEL = ModelIdentity(ONE_LAYER.shape, "a" * 64)
 
 
 def sample(folder: Path) -> dict[str, Path]:
@@ -49,6 +52,8 @@ def sample(folder: Path) -> dict[str, Path]:
     paths = bundle(folder / "bundle")
     published = published_bundle(folder / "published")
     write_study(folder / "study", layers=1, heads=2, budgets=("0.01",))
+    policy = folder / "study" / "policies" / "greedy-0.01" / "policy.json"
+    write_json(policy, identified(json.loads(policy.read_text()), MODEL))
     write_tensors(folder / "windows.safetensors", {"validation": np_tokens()}, {"block": 8})
     folder.joinpath("project").mkdir()
     make_study(folder / "project")
@@ -57,7 +62,7 @@ def sample(folder: Path) -> dict[str, Path]:
     (folder / "config.yaml").write_text(json.dumps(SHARED))
     return {name: folder / "bundle" / path for name, path in paths.items()} | {
         "final.pt": folder / "published" / published["checkpoint"],
-        "policy": folder / "study" / "policies" / "greedy-0.01" / "policy.json",
+        "policy": policy,
         "windows": folder / "windows.safetensors",
         "sensitivity": folder / "study" / SENSITIVITY,
         "positions": folder / "study" / "policies" / "int8" / "positions.csv",
@@ -128,7 +133,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> list[Target]:
     positions, sensitivity = small(data["positions"]), data["sensitivity"]
     return [
         Target("shard", "shard.bin", shards, read_whole_shard, 12),
-        Target("policy", "policy.json", [data["policy"]], lambda path: read_policy(path, ONE_LAYER), 16, "json"),
+        Target("policy", "policy.json", [data["policy"]], lambda path: read_policy(path, MODEL), 16, "json"),
         Target("study", "small.yaml", [data["study"]], read_study, 6, "json"),
         Target("shared", "config.yaml", [data["shared"]], read_shared, 4, "json"),
         Target("tensors", "x.safetensors", [data["windows"]], read_tensors, 12),
