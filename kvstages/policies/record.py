@@ -40,6 +40,13 @@ def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
         if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
             raise ValueError(f"{key} is {policy[key]!r}, expected a number")
     grid = PrecisionGrid.of_record(policy["precisions"])
+    check_precisions(grid, shape)
+    check_figures(policy, grid, shape)
+    return grid
+
+
+def check_precisions(grid: PrecisionGrid, shape: DecoderShape) -> None:
+    """ValueError where a grid is not one for a decoder of this shape, or has a precision that there is not."""
     expected = [shape.heads] * shape.layers
     if grid.shape != expected:
         raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
@@ -53,8 +60,6 @@ def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
                         f"layer {layer}, head {head}, {side}: {precision!r}, expected a precision such as bf16, int8 "
                         "or centred4"
                     ) from None
-    check_figures(policy, grid, shape)
-    return grid
 
 
 def check_named(grid: PrecisionGrid, record: Mapping[str, Any]) -> None:

@@ -85,11 +85,12 @@ def allocate(*more: object) -> tuple[object, ...]:
 
 
 def huge(part: str) -> None:
-    """A model with finite weights whose keys or values overflow in layer 1, head 1."""
+    """A model with finite weights whose keys or values overflow in layer 1, head 1, and its policy."""
     model = random_model()
     with torch.no_grad():
         getattr(model.blocks[1], part).weight[8:] = 3e38
     save(model)
+    write_json(Path("policy.json"), identified(POLICY, identity_of(model)))
 
 
 def test_the_files_of_these_tests_are_right(folder):
