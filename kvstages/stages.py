@@ -34,7 +34,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "findings": "Write docs/results.md and the README's findings from result files.",
         "time": "Tabulate what the jobs of a study took.",
         "manifest": "Record inputs, outputs, code and environment, and write the checksums.",
-        "export": "Export a study as a Workflow Run RO-Crate.",
+        "crate": "Pack a study as a Workflow Run RO-Crate.",
     },
     "In one process": {
         "several": "Run several stages, and pass over those whose files are what they would make.",
