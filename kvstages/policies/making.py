@@ -62,7 +62,7 @@ def policy_record(
     allocator: str,
     budget: Budget | None,
     grid: PrecisionGrid,
-    spent: float,
+    spent: float | None,
     steps: int,
     head_dim: int,
     tokens: int,
@@ -73,8 +73,8 @@ def policy_record(
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head or keys-values; ``ladder``: the precisions that it could have;
-    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
+    ``unit``: what got a precision of its own, head, keys-values or layer; ``ladder``: what precisions it could have;
+    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats, None where nothing scored the policy.
     """
     size = byte_record(grid, head_dim, tokens)
     return {
