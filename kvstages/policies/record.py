@@ -22,18 +22,20 @@ POLICY_KEYS = ("policy", "precisions", "proxy", "average_payload_bits")
 SET_KEYS = ("policy", "recipe", "allocator", "sensitivity", "unit", "ladder", "limit", "bytes", "proxy", "precisions")
 
 
-def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
-    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
+def check_policy(policy: Any, shape: DecoderShape | None) -> PrecisionGrid:
+    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape (None: of any)."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"a policy is a JSON object, found {type(policy).__name__}")
     missing = [key for key in POLICY_KEYS if key not in policy]
     if missing:
         raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
     for key in ("proxy", "average_payload_bits"):
+        if key == "proxy" and policy[key] is None:
+            continue
         if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
             raise ValueError(f"{key} is {policy[key]!r}, expected a number")
     grid = PrecisionGrid.of_record(policy["precisions"])
-    expected = [shape.heads] * shape.layers
+    expected = grid.shape if shape is None else [shape.heads] * shape.layers
     if grid.shape != expected:
         raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
     for side, rows in grid.as_record().items():
@@ -50,25 +52,28 @@ def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
     return grid
 
 
-def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: DecoderShape) -> None:
+def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: DecoderShape | None) -> None:
     """ValueError where a figure of a policy's record is not what its precisions give.
 
     The proxy is a sum of scores, which are not there: only that it is not negative, and 0 where nothing is quantized.
+    It is None where nothing has scored the policy's precisions.
     """
     computed: dict[str, Any] = {"average_payload_bits": average_payload_bits(grid), "tensors": tensor_counts(grid)}
     tokens = policy.get("tokens")
-    if isinstance(tokens, int) and shape.key_width == shape.value_width:
+    if shape is not None and isinstance(tokens, int) and shape.key_width == shape.value_width:
         computed["bytes"] = byte_record(grid, shape.key_width, tokens)
         computed["compression"] = computed["bytes"]["bf16"] / computed["bytes"]["total"]
     for key, value in computed.items():
         if key in policy and policy[key] != value:
             raise ValueError(f"{key} is {policy[key]}, but its precisions give {value}")
+    if policy["proxy"] is None:
+        return
     if policy["proxy"] < 0 or (policy["proxy"] > 0 and set(grid.flat()) == {"bf16"}):
         raise ValueError(f"proxy is {policy['proxy']}, expected a KL of 0 or more, and 0 where every head is in BF16")
 
 
-def read_policy(path: Path, shape: DecoderShape) -> dict[str, Any]:
-    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape."""
+def read_policy(path: Path, shape: DecoderShape | None) -> dict[str, Any]:
+    """A policy's record; ValueError names ``path`` where it is not one for a decoder of this shape (None: of any)."""
     policy = read_json(path)
     try:
         check_policy(policy, shape)
