@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from signed_study import FOLDER, MODEL, SHARD, flip, make_study
 
 from kvstages.cli import main
-from kvstages.files.atomic import write_bytes, write_json, write_text
-from kvstages.files.ledger import sha256
-from kvstages.provenance.manifest import manifest
 from kvstages.provenance.verify import verify
+
 
 @pytest.fixture(scope="module")
 def made_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
