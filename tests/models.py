@@ -57,4 +57,4 @@ def identity_of(model: GPT) -> ModelIdentity:
 
 def identified(record: Mapping[str, Any], model: ModelIdentity, names: Iterable[str] = BITS) -> dict[str, Any]:
     """The record of a policy, or of a set, as a file of this model's."""
-    return {**record, **identity_record(model, names, {"made-up": "0" * 64})}
+    return {**record, **identity_record(model.as_record(), names, {"made-up": "0" * 64})}

@@ -16,7 +16,11 @@ from kvstages.policies.names import ALLOCATORS
 @click.option(
     "--allocator", type=click.Choice([*ALLOCATORS, "uniform"]), required=True, help="Rule that chooses the precisions."
 )
-@click.option("--budget", default=None, help="Limit on the proxy in nats (0.01), or on the bytes of a cache (400000B).")
+@click.option(
+    "--budget",
+    default=None,
+    help="Limit on the proxy in nats (0.01), on the bytes of a cache (400000B), or on its bits an element (4.25bits).",
+)
 @click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
 @click.option("--precision", type=options.Precision("bf16"), default=None, help="uniform: the precision everywhere.")
 @click.option(
@@ -103,5 +107,5 @@ def command(
         record, path = allocated_policy(name, allocator, limit, table, seed)
     write_table(steps, path)
     names = ["bf16", *table.precisions]
-    identified = identity_record(identity, names, {table.source: sha256(sensitivity)})
+    identified = identity_record(identity.as_record(), names, {table.source: sha256(sensitivity)})
     write_json(output, {**record, **read_setting(sensitivity), **identified})

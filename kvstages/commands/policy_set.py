@@ -34,7 +34,9 @@ from kvstages.commands import options
     metavar="NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS",
     help="How a policy is made: allocator, source of the scores, unit, quantized precisions. Repeat.",
 )
-@click.option("--budget", default=None, help="Equal bytes: those of the first recipe at this budget (0.01, 400000B).")
+@click.option(
+    "--budget", default=None, help="Equal bytes: those of the first recipe at this budget (0.01, 400000B, 4.25bits)."
+)
 @click.option(
     "--points", type=click.IntRange(min=2), default=None, help="A frontier: number of byte totals of each recipe."
 )
@@ -106,5 +108,5 @@ def command(
     settings = {source: read_setting(path) for source, path in sources.items()}
     names = ["bf16", *(name for recipe in made for name in recipe.table.precisions)]
     scores = {source: sha256(path) for source, path in sources.items()}
-    identified = identity_record(identity, names, scores)
+    identified = identity_record(identity.as_record(), names, scores)
     write_json(output, {**record, "budget": budget, "tokens": tokens, "sources": settings, **identified})

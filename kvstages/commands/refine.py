@@ -40,4 +40,5 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
     table = read_scores(sensitivity, identity.shape, record["tokens"], record["unit"], rungs)
     refined = refined_policy(name, record, read_moves(moves, table), table)
     scores = {table.source: sha256(sensitivity), "moves": sha256(moves)}
-    write_json(output, {**identity_record(identity, ["bf16", *table.precisions], scores), "policies": [refined]})
+    identified = identity_record(identity.as_record(), ["bf16", *table.precisions], scores)
+    write_json(output, {**identified, "policies": [refined]})

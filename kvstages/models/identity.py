@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 SAMPLE = 1 << 16
+# What a policy says of its model.
+MODEL_KEYS = ("layers", "heads", "key_width", "value_width", "weights")
 # Under this key a model of this project says of which it is an adapted copy, by the digest of that one's weights.
 ORIGIN = "adapted_from"
 # In files of this project, and no weights: the positions, which are a formula.
@@ -44,8 +46,7 @@ class ModelIdentity:
 
     def as_record(self) -> dict[str, Any]:
         """What a policy says of the model that it was made for."""
-        shape = {name: getattr(self.shape, name) for name in ("layers", "heads", "key_width", "value_width")}
-        return {**shape, "weights": self.weights}
+        return {**{name: getattr(self.shape, name) for name in MODEL_KEYS[:-1]}, "weights": self.weights}
 
 
 def step(size: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from kvstages import __version__
 from kvstages.cache.precisions import by_size
 from kvstages.cache.schemes import precision
-from kvstages.models.identity import ModelIdentity
+from kvstages.models.identity import MODEL_KEYS, ModelIdentity
 
 # The version of the form of policy files; to be raised when a key changes its meaning.
 SCHEMA_VERSION = 1
@@ -28,11 +28,14 @@ def scheme_record(name: str) -> dict[str, Any]:
     return {"bits": found.bits, "keys": asdict(found.keys), "values": asdict(found.values)}
 
 
-def identity_record(model: ModelIdentity, names: Iterable[str], scores: Mapping[str, str]) -> dict[str, Any]:
-    """The keys that identify a file of policies of these precisions; ``scores``: sha256 of each source's table."""
+def identity_record(model: Mapping[str, Any], names: Iterable[str], scores: Mapping[str, str]) -> dict[str, Any]:
+    """The keys that identify a file of policies of these precisions.
+
+    ``model``: what it says of the model (``ModelIdentity.as_record``); ``scores``: sha256 of each source's table.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": model.as_record(),
+        "model": dict(model),
         "schemes": {name: scheme_record(name) for name in by_size(names)},
         "provenance": {"kvstages": __version__, "scores": dict(scores)},
     }
@@ -48,8 +51,7 @@ def check_identity(record: Mapping[str, Any], model: ModelIdentity | None) -> No
             "allocate it again"
         )
     check_schemes(record.get("schemes"))
-    if model is not None:
-        check_model(record.get("model"), model)
+    check_model(record.get("model"), model)
 
 
 def check_schemes(schemes: Any) -> None:
@@ -62,11 +64,13 @@ def check_schemes(schemes: Any) -> None:
             raise ValueError(f"schemes.{name} is {found!r:.120}, but {name} is {expected!r:.120} here")
 
 
-def check_model(found: Any, model: ModelIdentity) -> None:
+def check_model(found: Any, model: ModelIdentity | None) -> None:
     """ValueError unless a file's record of its model is of ``model``, or of the one that it is an adapted copy of."""
+    if not isinstance(found, Mapping) or set(found) != set(MODEL_KEYS):
+        raise ValueError(f"model: expected {', '.join(MODEL_KEYS)}")
+    if model is None:
+        return
     expected = model.as_record()
-    if not isinstance(found, Mapping) or set(found) != set(expected):
-        raise ValueError(f"model: expected {', '.join(expected)}")
     differing = [name for name in expected if name != "weights" and found[name] != expected[name]]
     if differing:
         shapes = (", ".join(f"{name} {each[name]}" for name in differing) for each in (found, expected))

@@ -33,10 +33,12 @@ def check_keys(policy: Any) -> None:
         raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
 
 
-def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
-    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape."""
+def check_policy(policy: Any, shape: DecoderShape | None) -> PrecisionGrid:
+    """The grid of a policy's record; ValueError if it is not one for a decoder of this shape (None: of any)."""
     check_keys(policy)
     for key in ("proxy", "average_payload_bits"):
+        if key == "proxy" and policy[key] is None:
+            continue
         if isinstance(policy[key], bool) or not isinstance(policy[key], int | float):
             raise ValueError(f"{key} is {policy[key]!r}, expected a number")
     grid = PrecisionGrid.of_record(policy["precisions"])
@@ -45,9 +47,9 @@ def check_policy(policy: Any, shape: DecoderShape) -> PrecisionGrid:
     return grid
 
 
-def check_precisions(grid: PrecisionGrid, shape: DecoderShape) -> None:
+def check_precisions(grid: PrecisionGrid, shape: DecoderShape | None) -> None:
     """ValueError where a grid is not one for a decoder of this shape, or has a precision that there is not."""
-    expected = [shape.heads] * shape.layers
+    expected = grid.shape if shape is None else [shape.heads] * shape.layers
     if grid.shape != expected:
         raise ValueError(f"precisions for heads {grid.shape} a layer, but the model has {expected}")
     for side, rows in grid.as_record().items():
@@ -69,30 +71,33 @@ def check_named(grid: PrecisionGrid, record: Mapping[str, Any]) -> None:
             raise ValueError(f"schemes: {name} is missing, which the policy has")
 
 
-def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: DecoderShape) -> None:
+def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: DecoderShape | None) -> None:
     """ValueError where a figure of a policy's record is not what its precisions give.
 
     The proxy is a sum of scores, which are not there: only that it is not negative, and 0 where nothing is quantized.
+    It is None where nothing has scored the policy's precisions.
     """
     computed: dict[str, Any] = {"average_payload_bits": average_payload_bits(grid), "tensors": tensor_counts(grid)}
     tokens = policy.get("tokens")
-    if isinstance(tokens, int) and shape.key_width == shape.value_width:
+    if shape is not None and isinstance(tokens, int) and shape.key_width == shape.value_width:
         computed["bytes"] = byte_record(grid, shape.key_width, tokens)
         computed["compression"] = computed["bytes"]["bf16"] / computed["bytes"]["total"]
     for key, value in computed.items():
         if key in policy and policy[key] != value:
             raise ValueError(f"{key} is {policy[key]}, but its precisions give {value}")
+    if policy["proxy"] is None:
+        return
     if policy["proxy"] < 0 or (policy["proxy"] > 0 and set(grid.flat()) == {"bf16"}):
         raise ValueError(f"proxy is {policy['proxy']}, expected a KL of 0 or more, and 0 where every head is in BF16")
 
 
-def read_policy(path: Path, model: ModelIdentity) -> dict[str, Any]:
-    """A policy's record; ValueError names ``path`` where it is not one for this model."""
+def read_policy(path: Path, model: ModelIdentity | None) -> dict[str, Any]:
+    """A policy's record; ValueError names ``path`` where it is not one for this model (None: for any)."""
     policy = read_json(path)
     try:
         check_keys(policy)
         check_identity(policy, model)
-        check_named(check_policy(policy, model.shape), policy)
+        check_named(check_policy(policy, None if model is None else model.shape), policy)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return policy

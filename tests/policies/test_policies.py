@@ -50,7 +50,7 @@ def test_every_record_and_path_is_what_its_schema_says(allocator):
     limit = int(table.sizes[:, 3].sum())
     record, steps = allocated_policy("p", allocator, Budget(limit, "bytes"), table, seed=5)
     schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
-    of_file = identity_record(OF_SHAPE, table.ladder, {table.source: "0" * 64})
+    of_file = identity_record(OF_SHAPE.as_record(), table.ladder, {table.source: "0" * 64})
     assert [*of_file, *record, "execution", "compute_dtype"] == schema["required"] == list(schema["properties"])
     jsonschema.validate({**of_file, **record, "execution": "one-pass", "compute_dtype": "float32"}, schema)
     assert record["budget_in"] == "bytes" and limit - 10_000 < record["bytes"]["total"] <= limit

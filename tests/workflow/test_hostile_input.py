@@ -10,6 +10,7 @@ import os
 import random
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from click.testing import CliRunner
 from conftest import SHAPE, SHARED, STUDY, Project, bundle, decoder, published_bundle, study_of
 from fuzzing import Target, as_bytes, attack, little_memory, mutated_structure, torch_bytes
 from models import identified
-from published_study import SENSITIVITY, write_study
-from test_verify import FOLDER, make_study
+from published_study import HEAD_WIDTH, SENSITIVITY, write_study
+from signed_study import FOLDER, make_study
 
 from kvstages.cli import main
 from kvstages.files.atomic import write_json, write_tensors
@@ -41,10 +42,10 @@ from kvstages.study.text import Tokenizer
 from kvstages.study.windows import load_window
 
 COUNT = 100_000
-CONFIG = GPTConfig(**SHAPE)
+CONFIG = GPTConfig(**SHAPE).shape
 # The shape of what write_study makes here.
-ONE_LAYER = GPTConfig(**SHAPE | {"num_layers": 1})
-MODEL = ModelIdentity(ONE_LAYER.shape, "a" * 64)
+ONE_LAYER = replace(CONFIG, layers=1, key_width=HEAD_WIDTH, value_width=HEAD_WIDTH)
+MODEL = ModelIdentity(ONE_LAYER, "a" * 64)
 
 
 def sample(folder: Path) -> dict[str, Path]:
@@ -61,6 +62,8 @@ def sample(folder: Path) -> dict[str, Path]:
     (folder / "small.yaml").write_text(json.dumps(study))  # windows keep their order
     (folder / "config.yaml").write_text(json.dumps(SHARED))
     return {name: folder / "bundle" / path for name, path in paths.items()} | {
+        "vocabulary": folder / "bundle" / "vocab.json",
+        "merges": folder / "bundle" / "merges.json",
         "final.pt": folder / "published" / published["checkpoint"],
         "policy": policy,
         "windows": folder / "windows.safetensors",
@@ -391,7 +394,9 @@ def test_huge_shared_numbers_are_refused(key: str, value: int) -> None:
 def test_budgets_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     for text in ("1e400", "-1e400", ".inf", ".nan", "1e-400000", "0x10", "1:30", "1_000"):
-        study = {**STUDY, "artifacts": artifacts_at("x.bin", "local", "files"), "budgets": [0.125]}
+        adaptation = {**STUDY["adaptation"], "policy": "int8"}  # a policy whatever the budgets are
+        artifacts = artifacts_at("x.bin", "local", "files")
+        study = {**STUDY, "artifacts": artifacts, "adaptation": adaptation, "budgets": [0.125]}
         path.write_text(json.dumps(study).replace("0.125", text))
         loaded = load_study(path)
         try:
