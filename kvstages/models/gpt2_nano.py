@@ -172,15 +172,15 @@ class GPT(Known, nn.Module):
     def branch(
         self, x: Tensor, layer: int, caches: Mapping[Key | None, Cache]
     ) -> Callable[[Sequence[Choice[Key]]], Tensor]:
-        """As in ``decoder.Decoder``; projections and attention are computed once, whatever the number of variants."""
+        """As in ``decoder.Decoder``; projections and attention are computed once, whatever the number of choices."""
         block = self.blocks[layer]
         projections = block.projections(x)
         outputs = {key: attend_through(cache, *projections, layer) for key, cache in caches.items()}
 
-        def variants(choices: Sequence[Choice[Key]]) -> Tensor:
+        def states(choices: Sequence[Choice[Key]]) -> Tensor:
             return block.finish(x.repeat(len(choices), 1, 1), mix_heads(outputs, choices))
 
-        return variants
+        return states
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [B, T, V] of the state [B, T, E] after the last layer."""
