@@ -120,7 +120,7 @@ class LayerCache:
             seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
             self.reconstruct_into(seen[:, :, :start])
             seen[:, :, start:] = new
-            self._append(both, start, stop)
+            self._store_new(both, start, stop)
         self.length = stop
         return seen
 
@@ -202,23 +202,31 @@ class LayerCache:
     def _append(self, both: Tensor, start: int, stop: int) -> Tensor | None:
         """Store the new positions [B, 2H, T, D]; what they will read back as (None: as they are)."""
         read = self.read
-        dense = read.moved(both)
+        settled = dense = read.moved(both)
+        coded, groups = self._store_new(both, start, stop)
+        if coded is not None:
+            settled = dequantize(*coded, read.levels, self.arithmetic)
+            if len(read.dense_rows):
+                settled = torch.where(read.is_dense, dense, settled)
+        for (group, _), back in zip(self.groups, groups, strict=True):
+            settled = settled.index_copy(1, group.rows, back)
+        return None if settled is both else settled
+
+    def _store_new(self, both: Tensor, start: int, stop: int) -> tuple[tuple[Tensor, Tensor] | None, list[Tensor]]:
+        """Store the new positions [B, 2H, T, D]; codes and scales of those of the published precisions (of no account
+        for others), and what each group's are read back as."""
+        read = self.read
         if len(read.dense_rows) and not self.dense_in_past:
-            self.store["dense"][:, :, start:stop] = read.pick(dense, read.dense_rows)
-        settled = dense
+            self.store["dense"][:, :, start:stop] = read.pick(read.moved(both), read.dense_rows)
+        coded = None
         if read.quantized:
             scale = choose_scale(both)
             codes = quantize(both, scale, read.levels)
             self.store["scales"][:, :, start:stop, 0] = read.pick(scale, read.quantized_rows)
             for name in read.quantized:
                 self.store[name][:, :, start:stop] = pack(read.pick(codes, read.rows[name]), BITS[name])
-            settled = dequantize(codes, scale, read.levels, self.arithmetic)
-            if len(read.dense_rows):
-                settled = torch.where(read.is_dense, dense, settled)
-        for group, store in self.groups:
-            back = store.append(both.index_select(1, group.rows))
-            settled = settled.index_copy(1, group.rows, back)
-        return None if settled is both else settled
+            coded = codes, scale
+        return coded, [store.append(both.index_select(1, group.rows)) for group, store in self.groups]
 
     def _reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` positions (see ``stores.grown``)."""

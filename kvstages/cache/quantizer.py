@@ -44,7 +44,7 @@ def quantize(x: Tensor, scale: Tensor, levels: int | Tensor) -> Tensor:
 
 def dequantize(codes: Tensor, scale: Tensor, levels: int | Tensor, dtype: torch.dtype) -> Tensor:
     """Values [..., D] of codes int8 [..., D] under stored scales [...]: (q · scale) / m in FP32, then ``dtype``."""
-    return (codes.float() * scale.float().unsqueeze(-1)).div_(levels).to(dtype)
+    return codes.float().mul_(scale.float().unsqueeze(-1)).div_(levels).to(dtype)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

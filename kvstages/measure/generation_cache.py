@@ -2,7 +2,7 @@
 
 What is stored is what the workflow measures: codes packed to their bits with their scales, unquantized heads in BF16,
 and nothing quantized twice. At each step a layer's past is reconstructed, attended to and dropped again; no copy of it
-is kept. A step's own keys and values are attended to as they are (docs/generation.md).
+is kept unless asked for. A step's own keys and values are attended to as they are (docs/generation.md).
 
 Axes: B sequences, H KV heads, T new tokens, S tokens seen, D head width; keys and values [B, H, T, D].
 """
@@ -62,7 +62,7 @@ class MixedLayer(CacheLayerMixin):
             "dense_storage": STORAGE,
             "layer": self.layer,
             "capacity": key_states.shape[2],
-            "working_copy": False,
+            "working_copy": self.cache.working_copy,
             "device": key_states.device,
             "contexts": self.cache.contexts,
             "padding": self.cache.padding,
@@ -143,6 +143,7 @@ class MixedPrecisionCache(transformers.Cache):
     ``prefill``, "exact": tokens that come together see each other exactly and are stored quantized, as engines do with
     a prompt; "stepwise": a token sees those before it as they are stored, as the workflow measures it. Tokens must then
     come one by one (``generate(..., prefill_chunk_size=1)``). ``contexts``: what schemes need to know of the model.
+    ``working_copy``: keep the reconstructed past beside what is stored: faster, for more memory than without a policy.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class MixedPrecisionCache(transformers.Cache):
         model: transformers.PreTrainedModel,
         prefill: str = "exact",
         contexts: Contexts | None = None,
+        working_copy: bool = False,
     ):
         if prefill not in PREFILLS:
             raise ValueError(f"prefill {prefill!r}: expected one of {', '.join(PREFILLS)}")
@@ -159,7 +161,7 @@ class MixedPrecisionCache(transformers.Cache):
         for name in dict.fromkeys(grid.flat()):
             if contexts is None and name != "bf16" and any(precision(name).method(side).needs for side in SIDES):
                 raise ValueError(f"{name} needs to know the model: give calibration=, a file of the stage calibrate")
-        self.grid, self.prefill, self.contexts = grid, prefill, contexts
+        self.grid, self.prefill, self.contexts, self.working_copy = grid, prefill, contexts, working_copy
         self.shape, self.limit, self.decoder = decoder.shape, decoder.limit, weakref.ref(decoder.body)
         self.forward_passes = 0
         # Padding of the sequences [B]; whether more of it may follow, and whether more did in this forward pass.
@@ -174,6 +176,7 @@ class MixedPrecisionCache(transformers.Cache):
         model: transformers.PreTrainedModel,
         prefill: str = "exact",
         calibration: str | Path | None = None,
+        working_copy: bool = False,
     ) -> MixedPrecisionCache:
         """The cache of a policy's file (policy.json) for the model that it was made for.
 
@@ -187,7 +190,7 @@ class MixedPrecisionCache(transformers.Cache):
             grid = PrecisionGrid.of_record(record["precisions"])
             check_named(grid, record)
             contexts = None if calibration is None else read_contexts(Path(calibration))
-            return cls(grid, model, prefill, contexts)
+            return cls(grid, model, prefill, contexts, working_copy)
         except ValueError as error:
             raise ValueError(f"{policy}: {error}") from None
 

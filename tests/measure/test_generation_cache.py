@@ -238,6 +238,14 @@ def test_nothing_is_quantized_twice(exact):
         assert torch.equal(old, new[:, :, : old.shape[2]])
 
 
+@pytest.mark.parametrize("way", ["greedy", "beams", "padded", "chunks"])
+def test_a_working_copy_changes_nothing_but_memory(exact, way):
+    ids = prompt(3 if "attention_mask" in WAYS[way] else 1)
+    caches = [MixedPrecisionCache(mixed(), exact, working_copy=copy) for copy in (False, True)]
+    assert same(*(generated(exact, ids, cache, **WAYS[way]) for cache in caches))
+    assert caches[0].resident_bytes < caches[1].resident_bytes
+
+
 # --- what is done to a cache ---
 
 
