@@ -247,11 +247,11 @@ def page(found: dict[str, Any]) -> str:
         + row("llama.cpp, its weights made FP32", engine["fp32"])
         + "".join(row(f"here, {STEPS[step]}", here[step]) for step in STEPS)
         + "\nllama.cpp's reference is its own run with an F16 cache. The rows of here are in FP32 on the same weights; "
-        "each adds one thing to the row above it. Another way of computing the same F16 run (without flash attention) is "
-        f"{floors['stored']} away from it with Q4_1 weights, whose products round activations to 8 bits, and "
+        "each adds one thing to the row above it. Another way of computing the same F16 run (without flash attention) "
+        f"is {floors['stored']} away from it with Q4_1 weights, whose products round activations to 8 bits, and "
         f"{floors['fp32']} with FP32 weights: less than that llama.cpp's numbers cannot tell. With FP32 weights "
-        f"llama.cpp's mean over that of the last row is {ratios}; over positions the logarithms of both KLs correlate by "
-        f"{correlations} in the same order.\n"
+        f"llama.cpp's mean over that of the last row is {ratios}; over positions the logarithms of both KLs correlate "
+        f"by {correlations} in the same order.\n"
     )
 
 

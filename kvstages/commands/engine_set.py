@@ -35,12 +35,14 @@ def command(
     """
     from kvstages.export.comparison import engine_set
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_shape
+    from kvstages.files.ledger import sha256
+    from kvstages.models.identity import read_identity
+    from kvstages.policies.identity import identity_record
     from kvstages.policies.record import read_policy
     from kvstages.scores.table import read_scores, read_setting, read_source, read_table
 
-    shape = read_shape(model)
-    own = read_policy(policy, shape)
+    identity = read_identity(model)
+    shape, own = identity.shape, read_policy(policy, identity)
     try:
         ladder = [name for name in own["ladder"] if name != "bf16"]
         table = read_scores(sensitivity, shape, own["tokens"], own["unit"], ladder)
@@ -48,4 +50,6 @@ def command(
     except KeyError as error:
         raise ValueError(f"{policy}: key {error} is missing, expected a policy of the stage allocate") from None
     sources = {read_source(path, read_table(path)): read_setting(path) for path in (sensitivity, engine_scores)}
-    write_json(output, {**record, "sources": sources})
+    names = ["bf16", *(name for each in record["policies"] for name in each["ladder"])]
+    scores = {table.source: sha256(sensitivity), "engines": sha256(engine_scores)}
+    write_json(output, {**record, "sources": sources, **identity_record(identity.as_record(), names, scores)})

@@ -17,7 +17,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import by_size
 from kvstages.cache.schemes import SIDES
 from kvstages.export.engine import Cache, Engine, Layers, allocated, engine_bytes, projected
-from kvstages.export.record import PROJECTED, setting_record
+from kvstages.export.record import PROJECTED, SCORED, setting_record
 from kvstages.policies.budgets import Budget
 from kvstages.policies.recipes import Recipe
 from kvstages.scores.table import ScoreTable, read_scores
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvstages.models.config import DecoderShape
 
 OWN = "own"
+# What a policy's file says of itself, which a set says once.
+OF_FILE = ("schema_version", "model", "schemes", "provenance", *SCORED)
 # What of an engine's follows its name in a recipe's.
 ALLOCATED, AT_OWN_BYTES = "allocated", "allocated-own"
 
@@ -44,7 +46,8 @@ def engine_set(
         raise ValueError(f"policy {policy['policy']}: expected one that an allocator made of the scores {table.source}")
     cache = Cache.of_policy(policy)
     limit = policy["bytes"]["total"]
-    policies, left_out = [{**policy, "recipe": OWN, "limit": limit}], []
+    first = {key: value for key, value in policy.items() if key not in OF_FILE}
+    policies, left_out = [{**first, "recipe": OWN, "limit": limit}], []
     for engine in engines:
         costs, source = read_costs(scores, engine, cache, shape)
 

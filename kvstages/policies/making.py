@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, byte_record, tensor_counts
-from kvstages.policies.allocators import ALLOCATORS, Move
+from kvstages.policies.allocators import Move, allocate
 from kvstages.policies.budgets import Budget
 from kvstages.scores.table import ScoreTable
 
@@ -20,7 +20,7 @@ def allocated_policy(
 
     The proxy is where the path ends, or the sum of the scores where there is no path.
     """
-    found = ALLOCATORS[allocator](table, budget, seed)
+    found = allocate(allocator, table, budget, seed)
     spent = found.path[-1].proxy if found.path else table.proxy(found.choice)
     record = policy_record(
         name,
