@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Measurement": {
         "evaluate": "Measure one policy jointly against the reference.",
         "evaluate-set": "Measure a set of policies jointly against one reference.",
+        "generate": "Continue held-out prompts under policies and compare the texts.",
         "predict": "Predict the joint KL of policies from gradients, beside what was measured.",
         "adapt": "Train with cache noise, or without it as a control.",
     },

@@ -184,3 +184,21 @@ def write_export(folder: Path, blocks: int = 8, seed: int = 0) -> Path:
     ]  # fmt: skip
     write_gappy(folder / "export" / "joint.csv", pd.concat(rows))
     return folder / "export" / "joint.csv"
+
+
+def write_continuations(folder: Path, prompts: int = 12, tokens: int = 16) -> None:
+    """generation/continuations.csv: the control parts once, policies the sooner the more they quantize."""
+    random = np.random.default_rng(5)
+    rows = []
+    for prefill in ("exact", "stepwise"):
+        for policy, mean in (("bf16", 0.0), ("greedy-0.01", 14.0), ("int4", 3.0), ("int8", 40.0)):
+            same = np.minimum(random.geometric(1 / mean, prompts) - 1, tokens) if mean else np.full(prompts, tokens)
+            if not mean:
+                same[3] = 9
+            rows += [
+                (policy, prefill, 1 if policy == "bf16" else prompts, block, f"text-{block // 2}", 16, tokens,
+                 int(own), "float32")
+                for block, own in enumerate(same)
+            ]  # fmt: skip
+    names = ["policy", "prefill", "together", "block", "document", "prompt_tokens", "tokens", "same", "compute_dtype"]
+    write_gappy(folder / "generation" / "continuations.csv", pd.DataFrame(rows, columns=names))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from gappy import write_gappy
-from made_up import write_comparison, write_export
+from made_up import write_comparison, write_continuations, write_export
 
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
 from kvstages.analysis.published import (
@@ -74,6 +74,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
                 write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
     write_comparison(folder)
     write_export(folder)
+    write_continuations(folder)
     write_gradients(folder, scores)
     return folder
 
@@ -110,6 +111,7 @@ def figure_arguments(name: str, study: Path) -> list[str]:
             "--estimated",
             str(study / "scores" / "gradients.csv"),
         ],
+        "generation": [str(study / "generation" / "continuations.csv")],
         "allocation": greedy,
         "greedy-path": greedy,
         "storage-kl": every,
@@ -155,6 +157,7 @@ def table_arguments(name: str, study: Path) -> list[str]:
             str(study / "gradients" / "predictions.csv"), "--held-out", str(study / "frontier" / "joint.csv"),
         ],
         "engines": [str(study / "export" / "joint.csv")],
+        "generation": [str(study / "generation" / "continuations.csv")],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
             "--sensitivity", str(study / SENSITIVITY),

@@ -105,7 +105,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": published, "comparison": comparison, "export": export},
+            {"published": published, "comparison": comparison, "export": export, "generation": generation},
         )
         check_windows({name: window_of(value) for name, value in study["windows"].items()}, study["block"])
         drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
@@ -113,6 +113,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             raise ValueError(f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
         check_adapted_policy(study)
         check_exported_policy(study)
+        check_generation(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
 
@@ -133,6 +134,20 @@ def check_exported_policy(study: Mapping[str, Any]) -> None:
         policy = study["export"]["policy"]
         if policy not in allocated:
             raise ValueError(f"export.policy: {policy}, expected an allocated one: {', '.join(allocated)}")
+
+
+def check_generation(study: Mapping[str, Any]) -> None:
+    """ValueError unless the validation window has the prompts, and its blocks room for a prompt and what follows."""
+    if "generation" not in study:
+        return
+    settings, window = study["generation"], study["windows"]["validation"]
+    blocks = window["blocks"] if isinstance(window, Mapping) else (window[1] - window[0]) // study["block"]
+    for name, most, what in (
+        ("prompts", blocks, "blocks of the validation window"),
+        ("tokens", study["block"] - 1, "tokens, so that one of a block is left for the prompt"),
+    ):
+        if settings[name] > most:
+            raise ValueError(f"generation.{name}: {settings[name]}, expected at most {most} ({what})")
 
 
 def study_file(name: str) -> str:
@@ -466,6 +481,11 @@ def policy_of_study(where: str, value: Any) -> None:
     """The name of a policy."""
     if not isinstance(value, str) or not re.fullmatch(POLICY, value):
         raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
+
+
+def generation(where: str, value: Any) -> None:
+    """Prompts that are continued under every policy."""
+    keys(value, where, {"prompts": whole(1, "prompts"), "tokens": whole(1, "tokens to continue with")})
 
 
 def export(where: str, value: Any) -> None:

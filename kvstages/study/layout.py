@@ -399,6 +399,16 @@ class Study:
         return self.result("gradients/predictions.csv") if self.compares else []
 
     @property
+    def continuation_files(self) -> list[str]:
+        """The texts that policies generate against those of the unquantized cache; none where nothing is generated."""
+        return self.result("generation/continuations.csv") if "generation" in self.settings else []
+
+    @property
+    def generating_policy_files(self) -> list[str]:
+        """The policies that text is generated with: every quantized one."""
+        return self.files_of([policy for policy in self.policies if policy != "bf16"], "policy.json")
+
+    @property
     def exported_policy_files(self) -> list[str]:
         """The policy that engines are to run."""
         return self.files_of([self.exported_policy], "policy.json") if self.engines else []
@@ -455,6 +465,7 @@ class Study:
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_evaluations for name in EVALUATION_FILES)),
             *self.comparison_output_files,
             *self.export_output_files,
+            *self.continuation_files,
             *self.figure_files,
             *self.table_files,
         ]
@@ -646,6 +657,16 @@ class Study:
         return [
             *("--allocator", allocator, "--budget", budget),
             *("--unit", self.settings["unit"], "--precisions", precisions),
+        ]
+
+    @property
+    def generation_arguments(self) -> list[Any]:
+        """Policies, prompts and tokens, as arguments of ``generate``."""
+        settings = self.settings["generation"]
+        return [
+            *options_of("--policy", self.generating_policy_files),
+            *("--prompts", settings["prompts"], "--tokens", settings["tokens"]),
+            *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
     @property

@@ -4,7 +4,8 @@ Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors,
 Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv;
 with keys and values stored exactly, in FP32, results/{study}/reference/exact-cache/{window}.safetensors;
 in another arithmetic than the study's results/{study}/reference/{dtype}/{window}.safetensors and
-results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv.
+results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv;
+for studies with the key `generation` results/{study}/generation/continuations.csv.
 """
 
 
@@ -109,3 +110,28 @@ use rule evaluate_policy as evaluate_policy_in with:
         packages=stage_packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"
+
+
+rule generate_text:
+    input:
+        model="resources/{study}/model.safetensors",
+        windows="results/{study}/windows.safetensors",
+        policies=STUDIES.ask("generating_policy_files"),
+    output:
+        "results/{study}/generation/continuations.csv",
+    log:
+        "logs/generate_text/{study}.log",
+    benchmark:
+        "benchmarks/generate_text/{study}.tsv"
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        arguments=STUDIES.ask("generation_arguments"),
+        code=stage_digest("generate"),
+        packages=stage_packages("generate"),
+    message:
+        "{wildcards.study}: continue held-out prompts under every policy"
+    shell:
+        "kvstages --code {params.code} generate --model {input.model} --windows {input.windows} --window validation"
+        " {params.arguments} --output {output} 2> {log}"
