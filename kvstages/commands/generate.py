@@ -12,11 +12,11 @@ from kvstages.commands import options
 @click.command("generate")
 @options.model
 @options.windows
-@click.option("--window", default="validation", show_default=True, help="Window whose blocks begin with the prompts.")
+@click.option("--window", default="validation", show_default=True, help="Window whose blocks begin with prompts.")
 @click.option(
     "--policy", "policies", type=options.INPUT, multiple=True, required=True, help="Policy, from allocate. Repeat."
 )
-@click.option("--prompts", type=click.IntRange(min=1), required=True, help="Prompts: the window's first blocks.")
+@click.option("--prompts", type=click.IntRange(min=1), required=True, help="Prompts, of evenly spaced blocks.")
 @click.option(
     "--tokens", type=click.IntRange(min=1), required=True, help="Tokens to continue with; the rest of a block prompts."
 )
@@ -69,13 +69,14 @@ def command(
     identity = read_identity(model)
     records = [read_policy(path, identity) for path in policies]
     grids = {record["policy"]: check_policy(record, decoder.shape) for record in records}
-    documents = (window_documents(windows, window) or [""] * prompts)[:prompts]
+    documents = window_documents(windows, window) or [""] * len(blocks)
+    chosen = [index * len(blocks) // prompts for index in range(prompts)]
     length = blocks.shape[1] - tokens
-    begun = blocks[:prompts, :length].to(place)
+    begun = blocks[chosen, :length].to(place)
     together = blocks_per_pass(decoder, prompts, length + tokens, "token-by-token", memory_mb << 20)
     runs = {name: (grid, together) for name, grid in grids.items()}
-    # Of a single prompt there is no other number at once.
-    runs["bf16"] = dense_grid(decoder), 1 if together > 1 else min(2, prompts)
+    # A single prompt at once can only be joined by another.
+    runs["bf16"] = dense_grid(decoder), max(1, together // 4) if together > 1 else min(2, prompts)
     rows = []
     with options.progress("generate") as report:
         for done, prefill in enumerate(PREFILLS):
@@ -84,8 +85,8 @@ def command(
                 found = continued(decoder, begun, grid, tokens, prefill, count)
                 same = same_tokens(found, reference).tolist()
                 rows += [
-                    (name, prefill, count, block, document, length, tokens, same[block], compute_dtype)
-                    for block, document in enumerate(documents)
+                    (name, prefill, count, block, documents[block], length, tokens, own, compute_dtype)
+                    for block, own in zip(chosen, same, strict=True)
                 ]
                 report((done + (index + 1) / len(runs)) / len(PREFILLS))
     names = ("policy", "prefill", "together", "block", "document", "prompt_tokens", "tokens", "same", "compute_dtype")
