@@ -17,6 +17,13 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 @click.option("--window", default="calibration", show_default=True, help="Window to measure on.")
 @click.option("--layer", type=click.IntRange(min=0), required=True, help="Layer whose heads are quantized in turn.")
 @click.option(
+    "--head",
+    "heads",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Head to change; may be given more than once.  [default: every head]",
+)
+@click.option(
     "--part",
     "parts",
     type=click.Choice(PARTS),
@@ -44,6 +51,7 @@ def command(
     windows: Path,
     window: str,
     layer: int,
+    heads: tuple[int, ...],
     parts: tuple[str, ...],
     precisions: tuple[str, ...],
     base: Path | None,
@@ -82,6 +90,6 @@ def command(
     block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"sweep, layer {layer}") as report:
-        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)
+        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around, heads or None)
     kl, error = ({change: values.tolist() for change, values in each.items()} for each in (found.kl, found.error))
-    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict()))
+    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict(), heads or None))

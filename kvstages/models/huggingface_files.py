@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from kvstages.files import ledger
 from kvstages.files.atomic import atomic_path, write_json
-from kvstages.models.config import RECORD, check_layers
+from kvstages.models.config import RECORD, check_shape
 from kvstages.models.huggingface import HuggingFaceDecoder, first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -40,7 +40,7 @@ def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> Hu
     path = Path(path)
     # Weights stay in a GGUF file's blocks where a kernel for them is installed; what is measured is the dense model.
     dense = {"quantization_config": transformers.GgufConfig(dequantize=True)} if path.suffix == ".gguf" else {}
-    for file in model_files(path):
+    for file in [*model_files(path), *filter(Path.is_file, [path / RECORD])]:
         ledger.note(file)
     config = read_config(path)
     limit, limited_by = longest_text(path, config)
@@ -190,23 +190,24 @@ def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int
     return min(limits)
 
 
-def convert(source: Path, folder: Path, layers: int | None = None) -> None:
+def convert(source: Path, folder: Path, layers: int | None = None, heads: int | None = None) -> None:
     """Make a folder that every stage can open: the model of a GGUF file, dequantized to FP32, and its record.
 
     A folder stays as it is, and gets the record: ``source`` and ``folder`` are then the same. ValueError names the path
-    and says why a model is refused, as one is that has not as many layers as asked for.
+    and says why a model is refused, as one is that has not as many layers or KV heads as asked for.
     """
     if source.is_dir() and source.resolve() != folder.resolve():
         raise ValueError(f"{source}: a folder is measured where it is; its record is written into it, not to {folder}")
     decoder = open_model(source, torch.float32, "cpu")
-    check_layers(source, decoder.shape.layers, layers)
+    check_shape(source, decoder.shape, layers, heads)
     if not source.is_dir():
         with tempfile.TemporaryDirectory() as made:
             decoder.model.save_pretrained(made, max_shard_size="1TB")
             for name in (CONFIG, WEIGHTS):
                 with atomic_path(folder / name) as temporary:
                     shutil.copyfile(Path(made, name), temporary)
-    write_json(folder / RECORD, record(source, decoder))
+    files = {file.name: ledger.sha256(file) for file in model_files(folder)}
+    write_json(folder / RECORD, record(source, decoder) | {"sha256": files})
 
 
 def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Opening a decoder of any family: the one place that knows which families there are.
 
-``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder or a GGUF file is a model of
-Hugging Face's, whose library is imported for such a one only.
+``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder, its record or a GGUF file is
+a model of Hugging Face's, whose library is imported for such a one only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 
 from kvstages.models.checkpoints import load_model
-from kvstages.models.config import is_huggingface
+from kvstages.models.config import is_huggingface, model_folder
 from kvstages.models.decoder import Decoder
 
 HUGGINGFACE = "kvstages.models.huggingface_files"
@@ -24,7 +24,8 @@ def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> 
     path, device = Path(path), torch.device(device)
     check_dtype(dtype, device)
     if is_huggingface(path):
-        return huggingface_files(path).open_model(path, dtype, device)
+        folder = model_folder(path)
+        return huggingface_files(folder).open_model(folder, dtype, device)
     return load_model(path, dtype, device)
 
 

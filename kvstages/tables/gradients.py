@@ -18,7 +18,7 @@ TABLE = Entry(
     number=8,
     title="Scores from gradients",
     inputs={
-        "measured": Input("own_measured_score_files", "MEASURED.csv"),
+        "measured": Input("checked_score_files", "MEASURED.csv"),
         "projections": Input("projection_files", "FILE", "Projections of the stage gradients."),
     },
 )

@@ -137,7 +137,7 @@ def test_an_arm_without_noise_trains_without() -> None:
     ],
 )
 def test_artifacts_are_fetched_from_where_they_are_pinned(source: dict[str, str], expected: list[str]) -> None:
-    arguments = study(artifacts={**source, "files": FILES}).fetch_arguments("shard")
+    arguments = study(artifacts={**source, "files": FILES}).fetch_arguments("shard", "shard.bin")
     assert arguments == [*expected, "--path", "deep/shard.bin", "--sha256", 64 * "0"]
 
 
