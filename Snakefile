@@ -109,7 +109,8 @@ container: config["container"]
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
     artifact="|".join(ARTIFACTS),
-    filename="[^/]+",
+    # A model's record is made, and not fetched.
+    filename=r"(?!decoder\.json$)[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
     dtype="float32|bfloat16|float64",

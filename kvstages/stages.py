@@ -7,6 +7,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Inputs": {
         "fetch": "Copy or download one pinned artifact and verify its sha256.",
         "convert": "Check a checkpoint and write its weights as safetensors.",
+        "tokenize": "Turn text files into tokens, with a model's own tokenizer.",
         "windows": "Cut the token windows of a study out of a shard.",
         "reference": "Compute the logits of the unquantized reference on a window.",
     },

@@ -242,16 +242,15 @@ class Study:
     @property
     def model(self) -> str:
         """The converted weights; of a Hugging Face model the record in its folder, which names the folder too."""
-        return f"resources/{self.name}/{'model/decoder.json' if self.is_huggingface else 'model.safetensors'}"
+        if self.is_huggingface:
+            return f"resources/{self.name}/{'dequantized' if self.has_gguf else MODEL}/decoder.json"
+        return f"resources/{self.name}/model.safetensors"
 
     @property
     def model_files(self) -> list[str]:
         """Files of the model that the stage convert makes: all, or a record beside those that were fetched."""
-        if self.is_huggingface and is_gguf(self.settings["model"]):
-            return [
-                f"resources/{self.name}/model/{name}" for name in ("config.json", "model.safetensors", "decoder.json")
-            ]
-        return [self.model]
+        beside = ("config.json", "model.safetensors") if self.has_gguf else ()
+        return [*(f"resources/{self.name}/dequantized/{name}" for name in beside), self.model]
 
     @property
     def windows(self) -> str:

