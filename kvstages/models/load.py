@@ -13,8 +13,10 @@ from types import ModuleType
 import torch
 
 from kvstages.models.checkpoints import load_model
-from kvstages.models.config import is_huggingface, model_folder
+from kvstages.models.config import RECORD, is_huggingface, model_folder
 from kvstages.models.decoder import Decoder
+from kvstages.models.identity import read_identity
+from kvstages.models.weights import check_weights
 
 HUGGINGFACE = "kvstages.models.huggingface_files"
 
@@ -25,7 +27,10 @@ def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> 
     check_dtype(dtype, device)
     if is_huggingface(path):
         folder = model_folder(path)
-        return huggingface_files(folder).open_model(folder, dtype, device)
+        decoder = huggingface_files(folder).open_model(folder, dtype, device)
+        if (folder / RECORD).is_file():
+            check_weights(str(folder), read_identity(folder), decoder.model)
+        return decoder
     return load_model(path, dtype, device)
 
 

@@ -59,10 +59,11 @@ def gather(shards: Sequence[Path], source: str, sample: bool = False) -> pd.Data
     layers = sorted(table["layer"].unique())
     if (layers != list(range(len(layers))) and not sample) or len(layers) != len(shards):
         raise ValueError(f"{len(shards)} sweeps hold the layers {[int(layer) for layer in layers]}, expected each once")
-    trial = ["head", "part", "precision", "block"]
-    repeated = table.duplicated(["layer", *trial])
+    intervention = ["head", "part", "precision", "block"]
+    repeated = table.duplicated(["layer", *intervention])
     by = ["layer", "head"] if sample else ["layer"]
-    grids = {tuple(map(tuple, rows[trial[len(by) - 1 :]].to_numpy())) for _, rows in table.groupby(by)}
+    compared = intervention[len(by) - 1 :]
+    grids = {tuple(map(tuple, rows[compared].to_numpy())) for _, rows in table.groupby(by)}
     if repeated.any() or len(grids) != 1:
         raise ValueError("the sweeps of the layers differ in heads, parts, precisions or blocks")
     table["added_kl"] = table["mean_kl"] - table["base_kl"]
@@ -80,9 +81,9 @@ def gather(shards: Sequence[Path], source: str, sample: bool = False) -> pd.Data
         .reset_index()
     )
     for precision, column in ((FLOOR, "floor_kl"), (BF16_STEP, "bf16_step_kl")):
-        null = gathered[gathered["precision"] == precision].rename(columns={"mean_kl": column})
+        control = gathered[gathered["precision"] == precision].rename(columns={"mean_kl": column})
         gathered = gathered[gathered["precision"] != precision]
-        gathered = gathered.merge(null[[*UNIT, column]], on=UNIT, how="left")
+        gathered = gathered.merge(control[[*UNIT, column]], on=UNIT, how="left")
     gathered["below_floor"] = (gathered["mean_kl"] < gathered["floor_kl"]).astype(int)
     gathered["source"] = source
     for key in SETTING:
