@@ -23,8 +23,8 @@ from safetensors import safe_open
 
 from kvstages.files import ledger
 from kvstages.files.atomic import atomic_path, write_json
-from kvstages.models.config import RECORD, check_shape
-from kvstages.models.huggingface import HuggingFaceDecoder, first_line
+from kvstages.models.config import RECORD, DecoderShape, check_shape
+from kvstages.models.huggingface import Bridge, HuggingFaceDecoder, Noting, first_line, kv_shape
 from kvstages.models.weights import model_digest
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -189,6 +189,30 @@ def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int
             if isinstance(original, int):
                 limits.append((original, f"the length from which its rotary embedding ({rope['rope_type']}) changes"))
     return min(limits)
+
+
+def planned_shape(path: Path) -> DecoderShape:
+    """The shape of the model in a folder or a GGUF file, from its configuration alone: no weights are read.
+
+    It runs once without numbers. ValueError names the path and says why a model is refused; whether its layers run one
+    by one, only its weights tell.
+    """
+    config = read_config(path)
+    limit, _ = longest_text(path, config)
+    noting = Noting()
+    try:
+        with alone(), torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.long), cache=Bridge(noting), use_cache=True).logits
+        decoder = config.get_text_config(decoder=True)
+        heads, key_width, value_width = kv_shape(noting.shapes, decoder.num_hidden_layers)
+    except Exception as error:  # whatever the code of five hundred families may raise
+        raise ValueError(f"{path}: its shape is not known from its configuration: {first_line(error)}") from error
+    queries = getattr(decoder, "num_attention_heads", None) or heads
+    width = model.get_input_embeddings().weight.shape[-1]
+    return DecoderShape(
+        decoder.num_hidden_layers, heads, key_width, value_width, logits.shape[-1], limit, width, queries
+    )
 
 
 def convert(source: Path, folder: Path, layers: int | None = None, heads: int | None = None) -> None:
