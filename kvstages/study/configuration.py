@@ -27,7 +27,7 @@ from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import BITS, BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
+from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name
 from kvstages.policies.recipes import parse_recipe
 from kvstages.study.artifacts import HUGGINGFACE_SOURCES, check_artifact, check_inside
 from kvstages.study.pinned import DOCUMENTS, FILES, GGUF, is_gguf, pinned_files
@@ -112,6 +112,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             },
             {
                 "comparison": comparison,
+                "export": export,
                 **(
                     {"sample": whole(1, "heads whose scores are measured")} if huggingface else {"published": published}
                 ),
@@ -121,10 +122,13 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
         drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
         if huggingface:
             check_huggingface(study, drawn)
-            return
-        if drawn and DOCUMENTS not in study["artifacts"]["files"]:
-            raise ValueError(f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
-        check_adapted_policy(study)
+        else:
+            if drawn and DOCUMENTS not in study["artifacts"]["files"]:
+                raise ValueError(
+                    f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing"
+                )
+            check_adapted_policy(study)
+        check_exported_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
 
@@ -160,6 +164,15 @@ def check_adapted_policy(study: Mapping[str, Any]) -> None:
     policy = study["adaptation"]["policy"]
     if policy not in names:
         raise ValueError(f"adaptation.policy: {policy}, expected one of the study's policies: {', '.join(names)}")
+
+
+def check_exported_policy(study: Mapping[str, Any]) -> None:
+    """ValueError unless the policy that engines are to run is one that an allocator of the study makes."""
+    if "export" in study:
+        allocated = [policy_name(*pair) for pair in itertools.product(study["allocators"], study["budgets"])]
+        policy = study["export"]["policy"]
+        if policy not in allocated:
+            raise ValueError(f"export.policy: {policy}, expected an allocated one: {', '.join(allocated)}")
 
 
 def study_file(name: str) -> str:
@@ -540,6 +553,24 @@ def recipes(where: str, value: Any) -> None:
     each(where, value, recipe, "recipes, NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS")
 
 
+def policy_of_study(where: str, value: Any) -> None:
+    """The name of a policy."""
+    if not isinstance(value, str) or not re.fullmatch(POLICY, value):
+        raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
+
+
+def export(where: str, value: Any) -> None:
+    """A policy in the words of engines."""
+    keys(
+        value,
+        where,
+        {
+            "policy": policy_of_study,
+            "engines": lambda where, value: each(where, value, one_of(ENGINES), "engines"),
+        },
+    )
+
+
 def adaptation(where: str, value: Any) -> None:
     """Training with cache noise: settings, seeds and arms."""
 
@@ -556,10 +587,6 @@ def adaptation(where: str, value: Any) -> None:
     def no_noise(where: str, value: Any) -> None:
         if value is not None:
             raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
-
-    def policy(where: str, value: Any) -> None:
-        if not isinstance(value, str) or not re.fullmatch(POLICY, value):
-            raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
 
     def arms(where: str, value: Any) -> None:
         known = {
@@ -580,7 +607,7 @@ def adaptation(where: str, value: Any) -> None:
             "weight_decay": number(positive=False),
             "clip": number(positive=True),
             "beta": number(positive=False),
-            "policy": policy,
+            "policy": policy_of_study,
             "seeds": lambda where, value: each(where, value, seed, "seeds"),
             "arms": arms,
         },
