@@ -71,7 +71,8 @@ rule convert_gguf:
     input:
         STUDIES.ask("checkpoint_files"),
     output:
-        multiext("resources/{study}/dequantized/", "config.json", "model.safetensors", "decoder.json"),
+        multiext("resources/{study}/dequantized/", "config.json", "model.safetensors"),
+        record="resources/{study}/dequantized/decoder.json",
     log:
         "logs/convert_gguf/{study}.log",
     benchmark:
@@ -87,7 +88,7 @@ rule convert_gguf:
         "{wildcards.study}: dequantize the GGUF file, try the model and record its shape"
     shell:
         "kvstages --code {params.code} convert --checkpoint {params.checkpoint:q} {params.shape}"
-        " --output {output[2]} 2> {log}"
+        " --output {output.record} 2> {log}"
 
 
 rule tokenize_texts:
