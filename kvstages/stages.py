@@ -15,11 +15,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "gather": "Gather the sweeps of all layers into one table of scores.",
         "calibrate": "Write what quantizer schemes need to know of a model's keys and values.",
         "gradients": "Score every unit at once, from gradients.",
+        "check-scores": "Measure a sample of scores from gradients, and those that are beyond second order.",
         "project": "Score further precisions from gradients that were kept.",
     },
     "Policies": {
         "allocate": "Give every unit a precision, under a budget or uniformly.",
         "refine": "Allocate again by scores that were measured around a policy.",
+        "screen": "Make the policies that compare quantizer schemes, and choose the best scheme.",
         "policy-set": "Make a set of policies to measure together: at equal bytes, or a frontier.",
         "import-policy": "Write the policy of a preset of KVTuner.",
         "export": "Write what makes an engine run a policy, and the policy that it then runs.",
