@@ -17,6 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "gradients": "Score every unit at once, from gradients.",
         "check-scores": "Measure a sample of scores from gradients, and those that are beyond second order.",
         "project": "Score further precisions from gradients that were kept.",
+        "score-engines": "Score every unit at the formats of engines, from gradients.",
     },
     "Policies": {
         "allocate": "Give every unit a precision, under a budget or uniformly.",
@@ -24,6 +25,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "screen": "Make the policies that compare quantizer schemes, and choose the best scheme.",
         "policy-set": "Make a set of policies to measure together: at equal bytes, or a frontier.",
         "import-policy": "Write the policy of a preset of KVTuner.",
+        "engine-set": "Make the set of policies that tells what the restrictions of engines cost.",
         "export": "Write what makes an engine run a policy, and the policy that it then runs.",
     },
     "Measurement": {

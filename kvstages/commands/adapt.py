@@ -67,6 +67,7 @@ def command(
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.checkpoints import load_model, save_model
+    from kvstages.models.identity import read_identity
     from kvstages.study.windows import load_window
 
     if no_noise == (noise_bits is not None):
@@ -80,6 +81,7 @@ def command(
     check_memory(least, memory_mb << 20)
     with options.progress(f"adapt, seed {seed}") as report:
         records = adapt(decoder, tokens, arm, seed, memory_mb << 20, report)
-    save_model(output, decoder.config, decoder.state_dict())
+    identity = read_identity(model)
+    save_model(output, decoder.config, decoder.state_dict(), identity.origin or identity.weights)
     columns = {name: [record[name] for record in records] for name in records[0]}
     write_table(curve, {"step": range(steps), **columns})

@@ -40,10 +40,12 @@ def command(preset: Path, quantizer: str, model: Path, tokens: int, name: str, o
     from kvstages.export.kvtuner import read_preset
     from kvstages.export.record import imported
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_shape
+    from kvstages.models.identity import read_identity
+    from kvstages.policies.identity import identity_record
     from kvstages.policies.record import check_policy
 
-    shape = read_shape(model)
+    identity = read_identity(model)
+    shape = identity.shape
     if shape.key_width != shape.value_width:
         raise ValueError(
             f"{model}: keys of width {shape.key_width} and values of {shape.value_width}: not yet imported"
@@ -53,4 +55,4 @@ def command(preset: Path, quantizer: str, model: Path, tokens: int, name: str, o
         check_policy(record, shape)
     except ValueError as error:
         raise ValueError(f"{preset}: {error}") from None
-    write_json(output, record)
+    write_json(output, {**record, **identity_record(identity.as_record(), ["bf16", *record["ladder"]], {})})

@@ -8,6 +8,7 @@ from typing import Any
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.precisions import bits_of, by_size
 from kvstages.export.engine import Cache, Engine, Layers, engine_bytes, projected
+from kvstages.policies.identity import identity_record
 from kvstages.policies.making import policy_record
 
 # How a policy came about that no allocator made.
@@ -44,7 +45,8 @@ def export(policy: Mapping[str, Any], engine: Engine) -> tuple[dict[str, Any], d
         "warnings": engine.warnings(layers),
     }
     made = setting_record(policy["policy"], PROJECTED, engine, layers, cache, policy.get("sensitivity"))
-    return made | {key: policy.get(key) for key in SCORED}, record, engine.text(layers)
+    identity = identity_record(policy["model"], ["bf16", *made["ladder"], *own.flat()], policy["provenance"]["scores"])
+    return made | {key: policy.get(key) for key in SCORED} | identity, record, engine.text(layers)
 
 
 def setting_record(

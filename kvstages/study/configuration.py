@@ -27,7 +27,7 @@ from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import BITS, BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name
+from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name
 from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows, window_of
 
@@ -105,13 +105,14 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": published, "comparison": comparison, "screening": screening},
+            {"published": published, "comparison": comparison, "screening": screening, "export": export},
         )
         check_windows({name: window_of(value) for name, value in study["windows"].items()}, study["block"])
         drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
         if drawn and DOCUMENTS not in study["artifacts"]["files"]:
             raise ValueError(f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
         check_adapted_policy(study)
+        check_exported_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
 
@@ -123,6 +124,15 @@ def check_adapted_policy(study: Mapping[str, Any]) -> None:
     policy = study["adaptation"]["policy"]
     if policy not in names:
         raise ValueError(f"adaptation.policy: {policy}, expected one of the study's policies: {', '.join(names)}")
+
+
+def check_exported_policy(study: Mapping[str, Any]) -> None:
+    """ValueError unless the policy that engines are to run is one that an allocator of the study makes."""
+    if "export" in study:
+        allocated = [policy_name(*pair) for pair in itertools.product(study["allocators"], study["budgets"])]
+        policy = study["export"]["policy"]
+        if policy not in allocated:
+            raise ValueError(f"export.policy: {policy}, expected an allocated one: {', '.join(allocated)}")
 
 
 def study_file(name: str) -> str:
@@ -486,6 +496,24 @@ def one_of_numbers(choices: Iterable[int]) -> Check:
     return check
 
 
+def policy_of_study(where: str, value: Any) -> None:
+    """The name of a policy."""
+    if not isinstance(value, str) or not re.fullmatch(POLICY, value):
+        raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
+
+
+def export(where: str, value: Any) -> None:
+    """A policy in the words of engines."""
+    keys(
+        value,
+        where,
+        {
+            "policy": policy_of_study,
+            "engines": lambda where, value: each(where, value, one_of(ENGINES), "engines"),
+        },
+    )
+
+
 def adaptation(where: str, value: Any) -> None:
     """Training with cache noise: settings, seeds and arms."""
 
@@ -502,10 +530,6 @@ def adaptation(where: str, value: Any) -> None:
     def no_noise(where: str, value: Any) -> None:
         if value is not None:
             raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
-
-    def policy(where: str, value: Any) -> None:
-        if not isinstance(value, str) or not re.fullmatch(POLICY, value):
-            raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
 
     def arms(where: str, value: Any) -> None:
         known = {
@@ -526,7 +550,7 @@ def adaptation(where: str, value: Any) -> None:
             "weight_decay": number(positive=False),
             "clip": number(positive=True),
             "beta": number(positive=False),
-            "policy": policy,
+            "policy": policy_of_study,
             "seeds": lambda where, value: each(where, value, seed, "seeds"),
             "arms": arms,
         },

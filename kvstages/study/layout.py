@@ -22,7 +22,7 @@ from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies import screening
 from kvstages.policies.budgets import Budget
-from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
+from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
 from kvstages.scores.columns import BF16_STEP, FLOOR
 from kvstages.study.configuration import ARMS, DOCUMENTS
 from kvstages.study.windows import window_of
@@ -35,6 +35,16 @@ TABLE_SUFFIXES = (".html", ".csv")
 POLICY_FILES = ("policy.json", "steps.csv", "evaluation.json", "positions.csv")
 EVALUATION_FILES = ("evaluation.json", "positions.csv")
 ADAPTED_FILES = ("model.safetensors", "curve.csv")
+# What the stage export writes for each engine.
+EXPORT_FILES = {
+    engine: (
+        "policy.json",
+        "export.json",
+        {"modelopt": "hf_quant_config.json", "kvtuner": "kvtuner.yaml"}.get(engine, "flags.txt"),
+    )
+    for engine in ENGINES
+}
+ENGINE_SCORE_FILES = ("calibration.safetensors", "scores.csv", "projections.safetensors")
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,17 @@ class Study:
     def adapted_policies(self) -> list[str]:
         """Policies that every adapted model is evaluated with: the one that the configuration names, and dense."""
         return list(dict.fromkeys([self.settings["adaptation"]["policy"], "bf16"]))
+
+    @property
+    def engines(self) -> list[str]:
+        """Engines that a policy is exported to; none where the study exports none."""
+        asked = self.settings.get("export", {}).get("engines", ())
+        return [engine for engine in ENGINES if engine in asked]
+
+    @property
+    def exported_policy(self) -> str:
+        """The policy that they are to run."""
+        return self.settings["export"]["policy"]
 
     @property
     def layer_runs(self) -> list[tuple[str, ...]]:
@@ -414,6 +435,30 @@ class Study:
         return self.result("gradients/predictions.csv") if self.compares else []
 
     @property
+    def exported_policy_files(self) -> list[str]:
+        """The policy that engines are to run."""
+        return self.files_of([self.exported_policy], "policy.json") if self.engines else []
+
+    @property
+    def engine_joint_files(self) -> list[str]:
+        """What was measured of policies in the words of engines."""
+        return self.result("export/joint.csv") if self.engines else []
+
+    @property
+    def export_output_files(self) -> list[str]:
+        """Every result of the export; none where the study exports nothing."""
+        if not self.engines:
+            return []
+        return self.result(
+            *(
+                f"export/{engine}/{self.exported_policy}/{name}"
+                for engine in self.engines
+                for name in EXPORT_FILES[engine]
+            ),
+            *(f"export/{name}" for name in (*ENGINE_SCORE_FILES, "policy-set.json", "joint.csv")),
+        )
+
+    @property
     def figure_files(self) -> list[str]:
         """Every figure of the study, with its plotted numbers."""
         return self.result(*(f"figures/{name}{suffix}" for name in self.figure_names for suffix in FIGURE_SUFFIXES))
@@ -446,6 +491,7 @@ class Study:
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_evaluations for name in EVALUATION_FILES)),
             *self.comparison_output_files,
             *self.screening_output_files,
+            *self.export_output_files,
             *self.figure_files,
             *self.table_files,
         ]
@@ -637,6 +683,22 @@ class Study:
         return [
             *("--allocator", allocator, "--budget", budget),
             *("--unit", self.settings["unit"], "--precisions", precisions),
+        ]
+
+    @property
+    def engine_arguments(self) -> list[str]:
+        """The engines, as arguments of ``score-engines`` and ``engine-set``."""
+        return options_of("--engine", self.engines)
+
+    @property
+    def export_commands(self) -> list[list[Any]]:
+        """The stages that write the policy in the words of each engine."""
+        return [
+            [
+                *("export", *self.exported_policy_files, "--engine", engine),
+                *("--output", *self.result(f"export/{engine}/{self.exported_policy}")),
+            ]
+            for engine in self.engines
         ]
 
     def sweep_commands(self, runs: Sequence[Sequence[str]], dtype: str) -> list[list[Any]]:

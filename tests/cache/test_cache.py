@@ -117,13 +117,14 @@ def test_each_position_is_quantized_once(monkeypatch, working_copy):
     assert quantized == [3, 1, 1, 2]
 
 
-def test_storage_grows_by_doubling():
+def test_storage_grows_by_little_and_seldom():
     cache = PackedCache(PrecisionGrid.of_heads([["int8"]]), 1, 4, torch.float32, capacity=1)
-    capacities = set()
-    for _ in range(100):
+    capacities = []
+    for length in range(1, 3001):
         cache.update(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4), 0)
-        capacities.add(cache.layers[0].store["int8"].shape[2])
-    assert capacities == {1, 2, 4, 8, 16, 32, 64, 128}
+        capacities.append(cache.layers[0].store["int8"].shape[2])
+        assert length <= capacities[-1] <= length + max(16, length // 32)
+    assert len(set(capacities)) < 130
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,10 @@ def test_the_model_decodes_through_either_cache_alike():
         assert torch.equal(model(tokens[:, start:stop], packed), model(tokens[:, start:stop], plain))
 
 
-@pytest.mark.parametrize("null", CONTROLS)
+@pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_null_intervention_reads_back_neighbours_in_either_cache(null, dtype):
-    grid = PrecisionGrid((("bf16", null),), (("bf16", "bf16"),))
+def test_a_control_intervention_reads_back_neighbours_in_either_cache(control, dtype):
+    grid = PrecisionGrid((("bf16", control),), (("bf16", "bf16"),))
     keys, values = torch.randn(2, 1, 2, 3, 4).to(dtype)
     packed, block = (
         PackedCache(grid, 1, 4, dtype, rounding=lambda both, *_: both, dense_storage=dtype),
@@ -192,8 +193,10 @@ def test_a_null_intervention_reads_back_neighbours_in_either_cache(null, dtype):
     later = packed.update(torch.ones_like(keys), torch.ones_like(values), 0)
     exact = keys.to(torch.bfloat16).to(dtype)
     seen = block.update(exact, values, 0)
-    moved = neighbour(exact[:, 1], dtype if null == "compute-step" else torch.bfloat16)
+    moved = neighbour(exact[:, 1], dtype if control == "compute-step" else torch.bfloat16)
     assert torch.equal(seen[0][:, 1, :3], moved) and torch.equal(seen[0][:, 1, 3:], exact[:, 1])
     assert torch.equal(seen[0][:, 0, :3], exact[:, 0])
-    assert torch.equal(later[0][:, 1, :3], neighbour(keys[:, 1], dtype if null == "compute-step" else torch.bfloat16))
+    assert torch.equal(
+        later[0][:, 1, :3], neighbour(keys[:, 1], dtype if control == "compute-step" else torch.bfloat16)
+    )
     assert torch.equal(later[1][:, :, :3], values)

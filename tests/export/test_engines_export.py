@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from models import identified
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import bits_of
@@ -18,7 +19,10 @@ from kvstages.export.engine import Cache, allocated, engine_bytes, projected
 from kvstages.export.engines import ENGINES
 from kvstages.export.llama_cpp import rotation
 from kvstages.files.atomic import write_json
+from kvstages.models.config import DecoderShape
+from kvstages.models.identity import ModelIdentity
 from kvstages.policies.making import policy_record
+from kvstages.policies.record import read_policy
 
 CACHE = Cache(layers=4, heads=2, width=64, tokens=10)
 # Highest of the layers: bf16, int8, int4, int4.
@@ -39,7 +43,9 @@ def policy(rows: list[list[str]], path: Path, cache: Cache = CACHE) -> Path:
         "mine", "exact", None, grid, 0.5, 0, cache.width, cache.tokens,
         unit="head", ladder=["bf16", "int8", "int4", "int3"], sensitivity="measured-float32",
     )  # fmt: skip
-    write_json(path, record | {"execution": "one-pass", "compute_dtype": "float32"})
+    shape = DecoderShape(cache.layers, cache.heads, cache.width, cache.width, 64, 64, 64, cache.heads)
+    made = identified(record, ModelIdentity(shape, "a" * 64), record["ladder"])
+    write_json(path, made | {"execution": "one-pass", "compute_dtype": "float32"})
     return path
 
 
@@ -186,6 +192,9 @@ def test_export_writes_the_policy_that_the_engine_runs(tmp_path):
     assert record["bytes"]["engine"] == 10 * 2 * 2 * (128 + 3 * 68) and record["bytes"]["bf16"] == 10 * 16 * 128
     assert record["bytes"]["policy"] == 10 * 2 * (128 + 66 + 66 + 34 + 66 + 66 + 34 + 26)
     assert (tmp_path / "out" / "flags.txt").read_text().startswith("--kv-cache-dtype")
+    made = json.loads((tmp_path / "out" / "policy.json").read_text())
+    assert made["model"]["weights"] == "a" * 64 and "int8_per_token_head" in made["schemes"]
+    read_policy(tmp_path / "out" / "policy.json", None)
 
 
 def test_what_is_no_policy_is_refused_without_output(tmp_path):

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from kvstages.cli import main
 from kvstages.export.kvtuner import read_preset
 from kvstages.files.atomic import write_json, write_text
+from kvstages.models.identity import read_identity
+from kvstages.policies.record import read_policy
 
 # As KVTuner writes them.
 PRESET = "0:\n  nbits_key: 8\n  nbits_value: 4\n1:\n  nbits_key: 4\n  nbits_value: 2\n"
@@ -60,6 +62,8 @@ def test_an_imported_policy_has_bytes_and_no_proxy(tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "policy.json").read_text())
     assert (record["proxy"], record["allocator"], record["unit"]) == (None, "imported", "layer")
+    model = read_identity(tmp_path / "model.safetensors")
+    assert read_policy(tmp_path / "policy.json", model)["model"]["weights"] == model.weights
     # Width 8, two heads, 8 tokens; a step and a zero point of 2 bytes each for a vector.
     assert record["bytes"]["total"] == 8 * 2 * ((8 + 4) + (4 + 4) + (4 + 4) + (2 + 4))
     write_text(tmp_path / "p.yaml", PRESET + "2:\n  nbits_key: 4\n  nbits_value: 2\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from crates import findings
-from test_verify import FOLDER, flip, make_study
+from signed_study import FOLDER, flip, make_study
 
 from kvstages.cli import main
 from kvstages.files.ledger import sha256
