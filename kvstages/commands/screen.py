@@ -70,18 +70,23 @@ def command(
     --scheme rotated4 --scheme centred4 --budget 4.25bits --output screening/policies.json
     """
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_shape
-    from kvstages.policies.screening import screening_set
-    from kvstages.scores.table import ScoreTable, read_scores, read_setting
+    from kvstages.files.ledger import sha256
+    from kvstages.models.identity import read_identity
+    from kvstages.policies.identity import identity_record
+    from kvstages.policies.screening import precisions_of, screening_set
+    from kvstages.scores.table import ScoreTable, read_scores, read_setting, read_source, read_table
 
-    shape = read_shape(model)
+    identity = read_identity(model)
 
     @cache
     def read(unit: str, precisions: tuple[str, ...]) -> ScoreTable:
-        return read_scores(sensitivity, shape, tokens, unit, precisions)
+        return read_scores(sensitivity, identity.shape, tokens, unit, precisions)
 
     def scores(unit: str, precisions: Sequence[str]) -> ScoreTable:
         return read(unit, tuple(precisions))
 
-    record = screening_set(schemes, list(map(int, bits)), list(map(int, measured)), budgets, scores)
-    write_json(output, {**record, "tokens": tokens, **read_setting(sensitivity)})
+    wanted, tried = list(map(int, bits)), list(map(int, measured))
+    record = screening_set(schemes, wanted, tried, budgets, scores)
+    source = {read_source(sensitivity, read_table(sensitivity)): sha256(sensitivity)}
+    identified = identity_record(identity.as_record(), ["bf16", *precisions_of(schemes, wanted, tried)], source)
+    write_json(output, {**record, **identified, "tokens": tokens, **read_setting(sensitivity)})

@@ -41,6 +41,10 @@ class Choice(NamedTuple):
     policy: dict[str, Any]
     proxies: dict[str, float]
 
+    def as_record(self) -> dict[str, Any]:
+        candidates = [{"scheme": scheme, "proxy": proxy} for scheme, proxy in self.proxies.items()]
+        return {"budget": self.budget, "scheme": self.scheme, "candidates": candidates}
+
 
 def at_bits(scheme: str, bits: Iterable[int]) -> list[str]:
     """The ladder of a scheme: its precision at those of some numbers of bits that its levels have, most bytes first."""
@@ -81,7 +85,7 @@ def screening_set(
 ) -> dict[str, Any]:
     """Record of the policies to measure. ``bits``: of the ladders; ``measured``: those at which schemes are measured.
 
-    ``recommended`` says for each budget which scheme was chosen, and the proxies of all candidates.
+    ``recommended`` says for each budget which scheme was chosen, and the proxy of every candidate.
     """
     policies = []
     for scheme in schemes:
@@ -96,8 +100,7 @@ def screening_set(
     for choice in choices:
         own = [_published(choice.budget, scores), _exact_published(choice.budget, bits, scores), choice.policy]
         policies += [policy | {"policy": f"{policy['recipe']}-{choice.budget}"} for policy in own]
-    record = [{"budget": each.budget, "scheme": each.scheme, "proxies": each.proxies} for each in choices]
-    return {"policies": policies, "recommended": record}
+    return {"policies": policies, "recommended": [choice.as_record() for choice in choices]}
 
 
 def _published(budget: str, scores: Scores) -> dict[str, Any]:
