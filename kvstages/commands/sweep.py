@@ -88,9 +88,12 @@ def command(
     tokens = load_window(windows, window, decoder.shape).to(place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)
+    if heads and max(heads) >= decoder.shape.heads:
+        raise ValueError(f"head {max(heads)}: the model has KV heads 0 to {decoder.shape.heads - 1}")
+    only = {(head, change) for head in heads for change in wanted} or None
     block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"sweep, layer {layer}") as report:
-        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around, heads or None)
+        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around, only)
     kl, error = ({change: values.tolist() for change, values in each.items()} for each in (found.kl, found.error))
     write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict(), heads or None))

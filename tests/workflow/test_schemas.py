@@ -35,6 +35,7 @@ TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("ta
 OPTIONAL = {
     "published",
     "comparison",
+    "screening",
     "export",
     "adaptation.arms.noise",
     "adaptation.arms.control",
