@@ -105,7 +105,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": published, "comparison": comparison, "export": export},
+            {"published": published, "comparison": comparison, "screening": screening, "export": export},
         )
         check_windows({name: window_of(value) for name, value in study["windows"].items()}, study["block"])
         drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
@@ -460,6 +460,40 @@ def comparison(where: str, value: Any) -> None:
             "frontier": whole(2, "byte totals of the frontier"),
         },
     )
+
+
+def screening(where: str, value: Any) -> None:
+    """Quantizer schemes beside each other, and the recommended recipe at some budgets."""
+
+    def some_bits(where: str, value: Any) -> None:
+        each(where, value, one_of_numbers(schemes.INTEGER_BITS), "numbers of bits")
+
+    def in_cache(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(rf"{BYTES}|{BITS}", value):
+            raise ValueError(f"{where}: {kind(value)}, expected bits an element, such as 4.25bits, or bytes")
+
+    keys(
+        value,
+        where,
+        {
+            "schemes": lambda where, value: each(where, value, precision, "schemes, such as centred4"),
+            "bits": some_bits,
+            "measured": some_bits,
+            "budgets": lambda where, value: each(where, value, in_cache, "budgets, such as 4.25bits"),
+            "sample": whole(2, "units whose scores are checked"),
+            "most": whole(0, "units beyond second order to measure"),
+        },
+    )
+
+
+def one_of_numbers(choices: Iterable[int]) -> Check:
+    """One of several numbers."""
+
+    def check(where: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
+            raise ValueError(f"{where}: {kind(value)}, expected one of {', '.join(map(str, choices))}")
+
+    return check
 
 
 def policy_of_study(where: str, value: Any) -> None:

@@ -20,6 +20,7 @@ from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
+from kvstages.policies import screening
 from kvstages.policies.budgets import Budget
 from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
 from kvstages.scores.columns import BF16_STEP, FLOOR
@@ -76,6 +77,11 @@ class Study:
     def compares(self) -> bool:
         """Whether the study compares allocators, scores and units at equal bytes."""
         return "comparison" in self.settings
+
+    @property
+    def screens(self) -> bool:
+        """Whether the study compares quantizer schemes."""
+        return "screening" in self.settings
 
     @property
     def compute_dtype(self) -> str:
@@ -377,6 +383,36 @@ class Study:
             *(["frontier/joint.csv"] if self.compares else []),
         )
 
+    def of_screening(self, name: str) -> list[str]:
+        """A file of the screening; none where the study has none."""
+        return self.result(f"screening/{name}") if self.screens else []
+
+    @property
+    def screening_joint_files(self) -> list[str]:
+        """The joint measurements of the screening."""
+        return self.of_screening("joint.csv")
+
+    @property
+    def screening_policy_files(self) -> list[str]:
+        """The policies of the screening, and which scheme was chosen."""
+        return self.of_screening("policies.json")
+
+    @property
+    def screening_score_files(self) -> list[str]:
+        """The scores of the screening, those beyond second order measured."""
+        return self.of_screening("scores.csv")
+
+    @property
+    def screening_check_files(self) -> list[str]:
+        """Which scores of the screening were checked."""
+        return self.of_screening("checks.csv")
+
+    @property
+    def screening_output_files(self) -> list[str]:
+        """Every result of the screening; none where the study has none."""
+        names = ("calibration.safetensors", "gradients.csv", "projections.safetensors", "scores.csv", "checks.csv")
+        return [path for name in (*names, "policies.json", "joint.csv") for path in self.of_screening(name)]
+
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
         most is quantized; none where the study compares nothing.
@@ -454,6 +490,7 @@ class Study:
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_evaluations for name in EVALUATION_FILES)),
             *self.comparison_output_files,
+            *self.screening_output_files,
             *self.export_output_files,
             *self.figure_files,
             *self.table_files,
@@ -771,6 +808,36 @@ class Study:
                 f"exact-split-low=exact:{self.source}:keys-values:{more}",
             ]
         return recipes
+
+    @property
+    def schemes(self) -> list[str]:
+        """The schemes of the screening; the published quantizer is always among them."""
+        return once([screening.PUBLISHED_SCHEME, *self.settings["screening"]["schemes"]])
+
+    @property
+    def screened_precision_arguments(self) -> list[str]:
+        """Every precision that the screening needs scores of, as arguments of ``gradients``."""
+        settings = self.settings["screening"]
+        names = screening.precisions_of(self.schemes, settings["bits"], settings["measured"])
+        return options_of("--precision", names)
+
+    @property
+    def checked_precision_arguments(self) -> list[Any]:
+        """The precisions that may be recommended, and how many units to measure, as arguments of ``check-scores``."""
+        settings = self.settings["screening"]
+        schemes = [scheme for scheme in self.schemes if screening.is_candidate(scheme)]
+        names = once(name for scheme in schemes for name in screening.at_bits(scheme, settings["bits"]))
+        return [*options_of("--precision", names), "--sample", settings["sample"], "--most", settings["most"]]
+
+    @property
+    def screen_arguments(self) -> list[Any]:
+        """The screening's schemes, bits and budgets, as arguments of ``screen``."""
+        settings = self.settings["screening"]
+        return [
+            *options_of("--scheme", self.schemes),
+            *(word for key in ("bits", "measured") for word in options_of(f"--{key}", settings[key])),
+            *options_of("--budget", settings["budgets"]),
+        ]
 
     @property
     def int8_alone(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, EXPORT, SHARED, STUDY
+from conftest import COMPARISON, EXPORT, SCREENING, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
@@ -18,7 +18,7 @@ FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
 FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
 PLAIN = {**STUDY, "artifacts": {"source": "local", "location": "/models", "files": FILES}}
 COMPARED = {**PLAIN, "comparison": COMPARISON}
-FULL = {**COMPARED, "export": EXPORT}
+FULL = {**COMPARED, "screening": SCREENING, "export": EXPORT}
 
 
 def study(settings: dict[str, Any] = PLAIN, **more: Any) -> Study:
@@ -91,8 +91,8 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
 def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
     assert study(FULL).figure_names == list(FIGURES) and study(FULL).table_names == list(TABLES)
     compared = {"equal-bytes", "frontier", "frontier-reduction", "proxy-joint", "gradients"}
-    assert set(study().figure_names) == set(FIGURES) - compared
-    assert set(study().table_names) == set(TABLES) - compared - {"prediction", "engines"}
+    assert set(study().figure_names) == set(FIGURES) - compared - {"screening"}
+    assert set(study().table_names) == set(TABLES) - compared - {"prediction", "engines", "screening", "second-order"}
     assert "greedy-path" not in study(allocators=["exact"]).figure_names
     gradients = study(sensitivity="gradients")
     assert "floor" not in gradients.figure_names and "sensitivity" in gradients.figure_names

@@ -32,7 +32,7 @@ SCHEMAS = {
 }
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
-OPTIONAL = {"published", "comparison", "export", "adaptation.arms.noise", "adaptation.arms.control"}
+OPTIONAL = {"published", "comparison", "screening", "export", "adaptation.arms.noise", "adaptation.arms.control"}
 
 
 def mappings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -30,7 +30,8 @@ from kvstages.provenance.verify import verify
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 TABLES = {
     "sweep": "**/layer-*.csv",
-    "sensitivity": "scores/*.csv",
+    "sensitivity": "s*/[!cj]*.csv",
+    "checks": "screening/checks.csv",
     "joint": "**/joint.csv",
     "windows": "windows.csv",
     "steps": "policies/*/steps.csv",
@@ -54,7 +55,12 @@ PUBLISHED_WAY = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
 # In front of every stage, and what keeps the ledger: no part of what a stage does.
 LEDGER = (".commands.arguments", ".commands.several", ".files.finished", ".provenance", ".provenance.code")
 OUTSIDE = {f"kvstages{name}" for name in (*FRONT, *LEDGER)}
-RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json", "export": "**/export.json"}
+RECORDS = {
+    "policy": "**/policy.json",
+    "evaluation": "**/evaluation.json",
+    "export": "**/export.json",
+    "screening": "screening/policies.json",
+}
 
 
 @pytest.fixture(scope="session")
