@@ -78,6 +78,11 @@ os.environ.setdefault(f"APPTAINERENV_{RUN}", os.environ[RUN])
 # A report shows what is there and current; --report-after-run reports on what this very command makes.
 REPORT = any(word.split("=")[0] == "--report" for word in sys.argv) and "--report-after-run" not in sys.argv
 SETTINGS = {study: STUDIES[study].configuration for study in STUDIES}
+SHOWN = {study: STUDIES[study].report_files for study in STUDIES}
+if REPORT:
+    SHOWN = {study: current_files(files, study, SETTINGS[study]) for study, files in SHOWN.items()}
+# Whether a rule marks a file for the report: one job makes figures that are current and others that are not.
+shows = {path for files in SHOWN.values() for path in files}.__contains__
 if not REPORT:
     for study, settings in SETTINGS.items():
         ledger.write_settings(study, settings)
@@ -131,7 +136,4 @@ include: "workflow/rules/records.smk"
 rule all:
     default_target: True
     input:
-        [
-            current_files(STUDIES[study].report_files, study, SETTINGS[study]) if REPORT else STUDIES[study].all_files
-            for study in config["studies"]
-        ],
+        [SHOWN[study] if REPORT else STUDIES[study].all_files for study in config["studies"]],

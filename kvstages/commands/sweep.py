@@ -8,6 +8,7 @@ import click
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 from kvstages.scores.columns import CONTROLS, changes, sweep_table
 
 
@@ -28,7 +29,7 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 @click.option(
     "--precision",
     "precisions",
-    type=options.Precision("bf16", *CONTROLS),
+    type=Precision("bf16", *CONTROLS),
     multiple=True,
     default=("int8", "int4"),
     show_default=True,
