@@ -30,13 +30,14 @@ if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSIT
 
 from kvstages.analysis.entries import entries
 from kvstages.cli import main
-from kvstages.commands.planning import check_start, current_files, make_again, plan, several
+from kvstages.commands.planning import check_start, current_files, make_again, of_decoder, plan, several
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
-from kvstages.study.configuration import DOCUMENTS, FILES, check_shared, load_studies
+from kvstages.study.configuration import check_shared, load_studies
 from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, EXPORT_FILES, Studies, Study, once, options_of
+from kvstages.study.pinned import ARTIFACTS
 
 min_version("9.0")
 
@@ -53,6 +54,9 @@ except ValueError as error:
     raise WorkflowError(str(error)) from None
 for line in unusable if workflow.is_main_process else []:
     logger.warning(f"{line}: nothing can be asked for of this study")
+
+# Digest and packages of a stage that opens a study's decoder.
+code, packages = of_decoder(STUDIES, stage_digest), of_decoder(STUDIES, stage_packages)
 
 # What a torch job takes of the resource `gpu`; the device itself is a key of the configuration.
 GPUS = 0 if config["device"] == "cpu" else 1
@@ -109,8 +113,9 @@ container: config["container"]
 
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
-    artifact="|".join((*FILES, DOCUMENTS)),
-    filename="[^/]+",
+    artifact="|".join(ARTIFACTS),
+    # A model's record is made, and not fetched.
+    filename=r"(?!decoder\.json$)[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
     dtype="float32|bfloat16|float64",

@@ -18,6 +18,13 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 @click.option("--window", default="calibration", show_default=True, help="Window to measure on.")
 @click.option("--layer", type=click.IntRange(min=0), required=True, help="Layer whose heads are quantized in turn.")
 @click.option(
+    "--head",
+    "heads",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Head to change; may be given more than once.  [default: every head]",
+)
+@click.option(
     "--part",
     "parts",
     type=click.Choice(PARTS),
@@ -45,6 +52,7 @@ def command(
     windows: Path,
     window: str,
     layer: int,
+    heads: tuple[int, ...],
     parts: tuple[str, ...],
     precisions: tuple[str, ...],
     base: Path | None,
@@ -81,9 +89,12 @@ def command(
     tokens = load_window(windows, window, decoder.shape).to(place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)
+    if heads and max(heads) >= decoder.shape.heads:
+        raise ValueError(f"head {max(heads)}: the model has KV heads 0 to {decoder.shape.heads - 1}")
+    only = {(head, change) for head in heads for change in wanted} or None
     block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"sweep, layer {layer}") as report:
-        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)
+        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around, only)
     kl, error = ({change: values.tolist() for change, values in each.items()} for each in (found.kl, found.error))
-    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict()))
+    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict(), heads or None))
