@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.commands import options
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @click.command("gradients")
@@ -72,6 +67,7 @@ def command(
     """
     from contextlib import nullcontext
 
+    from kvstages.commands.gradient_scores import write_scores
     from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
@@ -93,22 +89,3 @@ def command(
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
     write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)
-
-
-def write_scores(
-    output_table: Path,
-    projections: Path,
-    values: Tensor,
-    error: dict[tuple[str, str], Tensor],
-    precisions: Sequence[str],
-    tokens: int,
-    window: str,
-) -> None:
-    """Write the sensitivity table and the projections of precisions (see ``measure.gradients.project``)."""
-    from kvstages.files.atomic import write_table, write_tensors
-    from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
-
-    found = Projections(values.numpy(), tuple(precisions), tokens)
-    table = sensitivity_columns(found, {change: each.numpy() for change, each in error.items()})
-    write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
-    write_table(output_table, table, ["standard_error"])

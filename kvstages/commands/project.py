@@ -40,7 +40,7 @@ def command(
     --calibration calibration.safetensors --output-table gradients.csv --projections projections.safetensors
     """
     from kvstages.cache.precisions import by_size
-    from kvstages.commands.gradients import write_scores
+    from kvstages.commands.gradient_scores import write_scores
     from kvstages.measure.calibration import read_contexts
     from kvstages.measure.gradients import joined, project
     from kvstages.measure.kept_gradients import read_kept

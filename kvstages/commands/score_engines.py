@@ -53,7 +53,7 @@ def command(
     --calibration calibration.safetensors --output-table scores.csv --projections projections.safetensors
     """
     from kvstages.cache.precisions import by_size
-    from kvstages.commands.gradients import write_scores
+    from kvstages.commands.gradient_scores import write_scores
     from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
