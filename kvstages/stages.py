@@ -5,8 +5,10 @@ from __future__ import annotations
 # Group, then stage and what it does, in the order of the workflow.
 GROUPS: dict[str, dict[str, str]] = {
     "Inputs": {
+        "new-study": "Write the pinned file of a new study from a model and texts.",
         "fetch": "Copy or download one pinned artifact and verify its sha256.",
         "convert": "Check a checkpoint and write its weights as safetensors.",
+        "tokenize": "Turn text files into tokens, with a model's own tokenizer.",
         "windows": "Cut the token windows of a study out of a shard.",
         "reference": "Compute the logits of the unquantized reference on a window.",
     },

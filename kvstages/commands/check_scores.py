@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 
 NUMBERS = ["layer", "head", "mean_kl", "blocks", "below_floor", "reconstruction_error"]
 TEXTS = ["part", "precision", "source", "execution", "compute_dtype"]
@@ -21,7 +22,7 @@ MAY_BE_EMPTY = ["standard_error", "floor_kl", "bf16_step_kl"]
 @click.option(
     "--precision",
     "precisions",
-    type=options.Precision(),
+    type=Precision(),
     multiple=True,
     help="Precision whose scores are checked. Repeat.  [default: all that have scores]",
 )

@@ -8,6 +8,7 @@ import click
 
 from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 
 
 @click.command("gradients")
@@ -24,7 +25,7 @@ from kvstages.commands import options
 @click.option(
     "--precision",
     "precisions",
-    type=options.Precision(),
+    type=Precision(),
     multiple=True,
     default=QUANTIZED,
     show_default=True,
@@ -67,13 +68,13 @@ def command(
     """
     from contextlib import nullcontext
 
-    from kvstages.commands.gradient_scores import write_scores
     from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
     from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
+    from kvstages.scores.projections import write_scores
     from kvstages.study.windows import load_window
 
     wanted = tuple(by_size(precisions))
@@ -88,4 +89,4 @@ def command(
         kept = keeping(keep, decoder.shape, tokens, probes, timings, window)
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
-    write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)
+    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window)

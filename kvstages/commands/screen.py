@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 
 
 @click.command("screen")
@@ -26,7 +27,7 @@ from kvstages.commands import options
 @click.option(
     "--scheme",
     "schemes",
-    type=options.Precision(),
+    type=Precision(),
     multiple=True,
     required=True,
     help="Quantizer scheme, as its precision at some number of bits, such as centred4. Repeat.",

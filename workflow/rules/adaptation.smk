@@ -12,7 +12,7 @@ for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
         name:
             job.name
         input:
-            model="resources/{study}/model.safetensors",
+            model=STUDIES.ask("model"),
             windows="results/{study}/windows.safetensors",
         output:
             update(
@@ -33,7 +33,7 @@ for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("adapt_commands", job.runs)),
-            packages=stage_packages("adapt"),
+            packages=packages("adapt"),
         message:
             "{wildcards.study}: adapt the model"
         shell:
@@ -71,7 +71,7 @@ for job in STUDIES.jobs("evaluate_adapted", "adapted_evaluation_runs", "arm seed
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("adapted_evaluation_commands", job.runs)),
-            packages=stage_packages("evaluate"),
+            packages=packages("evaluate"),
         message:
             "{wildcards.study}: evaluate adapted models"
         shell:

@@ -8,7 +8,7 @@ checks.csv (those beyond second order measured), policies.json, joint.csv.
 
 rule calibrate_schemes:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
     output:
         "results/{study}/screening/calibration.safetensors",
@@ -22,8 +22,8 @@ rule calibrate_schemes:
     params:
         device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
-        code=stage_digest("calibrate"),
-        packages=stage_packages("calibrate"),
+        code=code("calibrate"),
+        packages=packages("calibrate"),
     message:
         "{wildcards.study}: calibrate the quantizer schemes"
     shell:
@@ -33,7 +33,7 @@ rule calibrate_schemes:
 
 rule score_schemes:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         calibration="results/{study}/screening/calibration.safetensors",
     output:
@@ -51,8 +51,8 @@ rule score_schemes:
         precisions=STUDIES.ask("screened_precision_arguments"),
         device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
-        code=stage_digest("gradients"),
-        packages=stage_packages("gradients"),
+        code=code("gradients"),
+        packages=packages("gradients"),
     message:
         "{wildcards.study}: score every quantizer scheme from one set of gradients"
     shell:
@@ -63,7 +63,7 @@ rule score_schemes:
 
 rule check_scheme_scores:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         calibration="results/{study}/screening/calibration.safetensors",
         sensitivity="results/{study}/screening/gradients.csv",
@@ -80,8 +80,8 @@ rule check_scheme_scores:
     params:
         checked=STUDIES.ask("checked_precision_arguments"),
         execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("check-scores"),
-        packages=stage_packages("check-scores"),
+        code=code("check-scores"),
+        packages=packages("check-scores"),
     message:
         "{wildcards.study}: measure a sample of the scores, and those beyond second order"
     shell:
@@ -93,7 +93,7 @@ rule check_scheme_scores:
 rule screen_schemes:
     input:
         sensitivity="results/{study}/screening/scores.csv",
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         "results/{study}/screening/policies.json",
     log:
@@ -114,7 +114,7 @@ rule screen_schemes:
 
 rule measure_schemes:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         calibration="results/{study}/screening/calibration.safetensors",
         reference="results/{study}/reference/validation.safetensors",
@@ -130,8 +130,8 @@ rule measure_schemes:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure every quantizer scheme jointly"
     shell:
