@@ -201,7 +201,8 @@ def page(speeds: list[dict[str, Any]], memories: list[dict[str, Any]], profiles:
     sizes = [{key: row[key] for key in ("context", "batch")} for row in speeds]
     others = [name for name in caches if name != "dynamic"]
     rate = [{**size, "dynamic, tokens/s": row["tokens_per_second_dynamic"],
-             **{name: row[f"speed_{name}"] for name in others}} for size, row in zip(sizes, speeds, strict=True)]  # fmt: skip
+             **{name: row[f"speed_{name}"] for name in others}}
+            for size, row in zip(sizes, speeds, strict=True)]  # fmt: skip
     bytes_ = [{**size, "dynamic, MB": row["resident_dynamic"] / 1e6,
                **{name: row[f"resident_{name}"] / row["resident_dynamic"] for name in others},
                "int4 over what it stores": row["resident_int4"] / row["stored_int4"]}
