@@ -43,17 +43,15 @@ precisions: [int8, int4]
 allocators: [greedy]
 budgets: [0.01, 0.05, 0.1, 0.25, 0.5]
 adaptation:
-  steps: 50
   batch: 4
-  learning_rate: 1e-6
   weight_decay: 0.01
   clip: 1.0
-  beta: 1.0
-  policy: greedy-0.01
-  seeds: [1337, 2026, 9001]
+  policies: [greedy-0.01, int4, int3]
   arms:
-    noise: {noise_bits: 4}
-    control: {noise_bits: null}
+    noise: {weights: bfloat16, noise: int4, steps: 50, learning_rate: 1e-6, beta: 1.0, seeds: [1337, 2026], control: control}
+    control: {weights: bfloat16, steps: 50, learning_rate: 1e-6, beta: 1.0, seeds: [1337]}
+    straight: {weights: float32, straight-through: int3, steps: [14, 50], learning_rate: 1e-5, beta: [1, 10], seeds: [1], control: still}
+    still: {weights: float32, settings_of: straight, seeds: [1]}
 """
 GONE = object()
 
