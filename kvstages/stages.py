@@ -21,6 +21,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "allocate": "Give every unit a precision, under a budget or uniformly.",
         "refine": "Allocate again by scores that were measured around a policy.",
         "policy-set": "Make a set of policies to measure together: at equal bytes, or a frontier.",
+        "import-policy": "Write the policy of a preset of KVTuner.",
+        "export": "Write what makes an engine run a policy, and the policy that it then runs.",
     },
     "Measurement": {
         "evaluate": "Measure one policy jointly against the reference.",
@@ -36,7 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "findings": "Write docs/results.md and the README's findings from result files.",
         "time": "Tabulate what the jobs of a study took.",
         "manifest": "Record inputs, outputs, code and environment, and write the checksums.",
-        "export": "Export a study as a Workflow Run RO-Crate.",
+        "crate": "Pack a study as a Workflow Run RO-Crate.",
     },
     "In one process": {
         "several": "Run several stages, and pass over those whose files are what they would make.",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import torch
 
+from kvstages.cache.precisions import BITS
 from kvstages.measure.execution import window_logits
 from kvstages.models.gpt2_nano import GPT, GPTConfig
+from kvstages.models.identity import ModelIdentity
+from kvstages.models.weights import model_digest
+from kvstages.policies.identity import identity_record
 
 
 def random_model(
@@ -41,3 +48,13 @@ def all_logits(model, tokens: torch.Tensor, grid, setting, memory: int = 1 << 30
     for where, part in window_logits(model, tokens, grid, setting, memory):
         logits[where] = part
     return logits
+
+
+def identity_of(model: GPT) -> ModelIdentity:
+    """The identity of an opened decoder."""
+    return ModelIdentity(model.shape, model_digest(model))
+
+
+def identified(record: Mapping[str, Any], model: ModelIdentity, names: Iterable[str] = BITS) -> dict[str, Any]:
+    """The record of a policy, or of a set, as a file of this model's."""
+    return {**record, **identity_record(model.as_record(), names, {"made-up": "0" * 64})}

@@ -22,7 +22,7 @@ from kvstages.analysis.published import (
     published_sensitivities,
     published_validation,
 )
-from kvstages.cache.precision_grid import PARTS
+from kvstages.cache.precision_grid import PARTS, PrecisionGrid, average_payload_bits, byte_record, tensor_counts
 from kvstages.files.atomic import write_json, write_tensors
 from kvstages.policies.names import split_policy
 from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
@@ -34,6 +34,7 @@ SENSITIVITY = Path("scores", "measured-bfloat16.csv")
 BLOCKS, POSITIONS = 32, 64
 # 38 of the published INT8 scores and 11 of the INT4 scores lie below.
 FLOOR = 6e-5
+HEAD_WIDTH = 64
 BYTES_PER_HEAD = {"bf16": 64 * 256, "int8": 64 * 132, "int4": 64 * 68}
 
 
@@ -162,9 +163,9 @@ def table_arguments(name: str, study: Path) -> list[str]:
 def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scores: dict, number: int) -> None:
     layers, heads = scores["int8"].shape
     precisions = [list(layer[:heads]) for layer in published["precisions"].keys[:layers]]
-    counts = {name: sum(layer.count(name) for layer in precisions) for name in ("bf16", "int8", "int4")}
-    total = sum(BYTES_PER_HEAD[name] * count for name, count in counts.items())
-    full = BYTES_PER_HEAD["bf16"] * layers * heads
+    grid = PrecisionGrid(precisions, precisions)
+    sizes = byte_record(grid, HEAD_WIDTH, POSITIONS)
+    compression = sizes["bf16"] / sizes["total"]
     allocator, text = split_policy(policy)
     budget = None if text is None else float(text)
     steps = _greedy_steps(scores, budget) if budget is not None else _greedy_steps(scores, -1.0)
@@ -173,13 +174,12 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
         "policy": policy, "allocator": allocator, "sensitivity": "published", "unit": "head",
         "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
         "precisions": {"keys": precisions, "values": precisions},
-        "tensors": {"int3": 0, "int2": 0, **{name: 2 * count for name, count in counts.items()}},
-        "proxy": published["proxy"], "proxy_steps": len(steps),
-        "average_payload_bits": published["average_payload_bits"], "tokens": 64,
-        "bytes": {"payload": total, "scale": 0, "total": total, "bf16": full}, "compression": full / total,
+        "tensors": tensor_counts(grid), "proxy": published["proxy"], "proxy_steps": len(steps),
+        "average_payload_bits": average_payload_bits(grid), "tokens": POSITIONS,
+        "bytes": sizes, "compression": compression,
     })  # fmt: skip
     record = _evaluation(policy, metrics, published["proxy"])
-    record |= {"total_bytes": total, "bf16_bytes": full, "compression": full / total}
+    record |= {"total_bytes": sizes["total"], "bf16_bytes": sizes["bf16"], "compression": compression}
     write_json(place / "evaluation.json", record)
     random = np.random.default_rng(0 if policy not in ("bf16", "int8", "greedy-0.01") else number + 1)
     kl = metrics["mean_kl"] * random.lognormal(-0.5, 1.0, (BLOCKS, POSITIONS)) * np.linspace(0.3, 1.5, POSITIONS)

@@ -44,11 +44,11 @@ class RecordedRounding:
 
 
 class SharedRounding:
-    """The reference's rounding errors, added to every variant of the same blocks.
+    """The reference's rounding errors, added to every intervention on the same blocks.
 
     Reference values come out as BF16: x + (bf16(x) − x) has no rounding (Sterbenz). ``errors``: layer to
-    [B, 2H, T, D]; rows of a batch are variants of these B blocks, variant by variant. Up to the layer ``same`` the
-    values are the reference's own, and simply rounded.
+    [B, 2H, T, D]; rows of a batch are interventions on these B blocks, one after the other. Up to the layer
+    ``same`` the values are the reference's own, and simply rounded.
     """
 
     def __init__(self, errors: dict[int, Tensor], same: int = -1):

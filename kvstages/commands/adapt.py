@@ -70,7 +70,7 @@ def command(
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.measure.training_jobs import Training
     from kvstages.models.checkpoints import save_model
-    from kvstages.models.config import read_shape
+    from kvstages.models.identity import read_identity
     from kvstages.study.windows import load_window
 
     if noise is not None and straight_through is not None:
@@ -82,10 +82,10 @@ def command(
     if settings is not None:
         steps, learning_rate, beta = read_chosen(settings)
     place = prepare(device, threads)
-    shape = read_shape(model)
-    tokens = load_window(windows, window, shape).to(place)
+    identity = read_identity(model)
+    tokens = load_window(windows, window, identity.shape).to(place)
     cache, policy = (NOISE, noise) if noise is not None else (STRAIGHT_THROUGH, straight_through)
-    called, grid = ("", None) if policy is None else options.named_grid(policy, shape)
+    called, grid = ("", None) if policy is None else options.named_grid(policy, identity)
     cache = None if grid is None else cache
     arm = Arm(cache, grid, steps, batch, learning_rate, weight_decay, clip, beta)
     training = Training(model, DTYPES[compute_dtype], place, tokens, memory_mb << 20)
@@ -108,7 +108,7 @@ def command(
         "tokens_seen": steps * batch * tokens.shape[1],
     }
     moved = change(decoder, training.frozen().model)
-    save_model(output, decoder.config, decoder.state_dict())
+    save_model(output, decoder.config, decoder.state_dict(), identity.origin or identity.weights)
     columns = {name: [row[name] for row in records] for name in records[0]}
     write_table(curve, {"step": range(steps), **columns})
     write_json(record, settled | moved)

@@ -57,7 +57,7 @@ def command(
     from kvstages.measure.setting import DTYPES, Setting, prepare
     from kvstages.measure.settings_grid import Grid, run_grid
     from kvstages.measure.training_jobs import Training
-    from kvstages.models.config import read_shape
+    from kvstages.models.identity import read_identity
     from kvstages.study.windows import load_window
 
     if (noise is None) == (straight_through is None):
@@ -65,9 +65,9 @@ def command(
     cache, policy = (NOISE, noise) if noise is not None else (STRAIGHT_THROUGH, straight_through)
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
-    shape = read_shape(model)
-    tokens, reserved = (load_window(windows, name, shape).to(place) for name in (window, measured_on))
-    called, precisions = options.named_grid(policy, shape)
+    identity = read_identity(model)
+    tokens, reserved = (load_window(windows, name, identity.shape).to(place) for name in (window, measured_on))
+    called, precisions = options.named_grid(policy, identity)
     training = Training(model, DTYPES[weights], place, tokens, memory_mb << 20)
     grid = Grid(cache, precisions, tuple(steps), tuple(learning_rate), tuple(beta), batch, weight_decay, clip, seed)
     with options.progress("adapt-grid") as report:

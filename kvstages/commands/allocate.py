@@ -16,7 +16,11 @@ from kvstages.policies.names import ALLOCATORS
 @click.option(
     "--allocator", type=click.Choice([*ALLOCATORS, "uniform"]), required=True, help="Rule that chooses the precisions."
 )
-@click.option("--budget", default=None, help="Limit on the proxy in nats (0.01), or on the bytes of a cache (400000B).")
+@click.option(
+    "--budget",
+    default=None,
+    help="Limit on the proxy in nats (0.01), on the bytes of a cache (400000B), or on its bits an element (4.25bits).",
+)
 @click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
 @click.option("--precision", type=options.Precision("bf16"), default=None, help="uniform: the precision everywhere.")
 @click.option(
@@ -77,8 +81,10 @@ def command(
     --model model.safetensors --output policy.json --steps steps.csv
     """
     from kvstages.files.atomic import write_json, write_table
-    from kvstages.models.config import read_shape
+    from kvstages.files.ledger import sha256
+    from kvstages.models.identity import read_identity
     from kvstages.policies.budgets import Budget
+    from kvstages.policies.identity import identity_record
     from kvstages.policies.making import allocated_policy, uniform_policy
     from kvstages.policies.record import read_policy
     from kvstages.scores.table import read_scores, read_setting
@@ -91,12 +97,15 @@ def command(
     chosen = None if precisions is None else precisions.split(",")
     if precision not in (None, "bf16"):
         chosen = [precision]
-    shape = read_shape(model)
-    table = read_scores(sensitivity, shape, tokens, unit, chosen)
+    identity = read_identity(model)
+    table = read_scores(sensitivity, identity.shape, tokens, unit, chosen)
     if precision is not None:
         record, path = uniform_policy(name, precision, table)
     else:
-        limit = Budget(read_policy(bytes_of, shape)["bytes"]["total"], "bytes") if bytes_of else Budget.parse(budget)
+        taken = None if bytes_of is None else read_policy(bytes_of, identity)["bytes"]["total"]
+        limit = Budget.parse(budget) if taken is None else Budget(taken, "bytes")
         record, path = allocated_policy(name, allocator, limit, table, seed)
     write_table(steps, path)
-    write_json(output, {**record, **read_setting(sensitivity)})
+    names = ["bf16", *table.precisions]
+    identified = identity_record(identity.as_record(), names, {table.source: sha256(sensitivity)})
+    write_json(output, {**record, **read_setting(sensitivity), **identified})

@@ -51,6 +51,7 @@ def command(
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.reference import read_reference
     from kvstages.measure.setting import Setting, prepare
+    from kvstages.models.identity import read_identity
     from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.stats.summary import NEXT_TOKEN
@@ -61,7 +62,7 @@ def command(
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
     decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
-    chosen = read_policy(policy, decoder.shape)
+    chosen = read_policy(policy, read_identity(model))
     tokens = load_window(windows, window, decoder.shape).to(place)
     block = state_bytes(decoder, tokens.shape[1], execution)
     check_memory(least_bytes(decoder, block), memory_mb << 20)

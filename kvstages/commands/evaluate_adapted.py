@@ -51,6 +51,7 @@ def command(
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.reference import read_reference
     from kvstages.measure.setting import Setting, prepare
+    from kvstages.models.identity import read_identity
     from kvstages.models.load import open_decoder
     from kvstages.study.windows import load_window, window_documents
 
@@ -59,7 +60,8 @@ def command(
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
     decoder = open_decoder(model, setting.dtype, place).pack()
-    names, grids = zip(*(options.named_grid(policy, decoder.shape) for policy in policies), strict=True)
+    identity = read_identity(model)
+    names, grids = zip(*(options.named_grid(policy, identity) for policy in policies), strict=True)
     repeated = [name for index, name in enumerate(names) if name in names[:index]]
     if repeated:
         raise ValueError(f"--policy: {repeated[0]} is given twice")

@@ -63,6 +63,7 @@ def command(
     from kvstages.measure.policy_set import measure
     from kvstages.measure.reference import EXACT, read_reference
     from kvstages.measure.setting import Setting, prepare
+    from kvstages.models.identity import read_identity
     from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policies
     from kvstages.study.windows import load_window, window_documents
@@ -73,7 +74,7 @@ def command(
     logits = read_reference(reference, record)
     exact = None if truth is None else read_reference(truth, EXACT | {"window": window})
     decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
-    every = read_policies(policies, decoder.shape)
+    every = read_policies(policies, read_identity(model))
     unknown = sorted(set(without) - {policy["recipe"] for policy in every})
     if unknown:
         raise ValueError(f"--without {unknown[0]}: no such recipe in {', '.join(map(str, policies))}")

@@ -6,19 +6,37 @@ from pathlib import Path
 
 import click
 
+from kvstages.commands import options
+from kvstages.export.engines import ENGINES
+
 
 @click.command("export")
-@click.argument("folder", metavar="results/STUDY", type=click.Path(path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="A new folder, or a new .zip file.")
-def command(folder: Path, output: Path) -> None:
-    """Export a study as a Workflow Run RO-Crate, to archive or publish it.
+@click.argument("policy", metavar="POLICY", type=options.INPUT)
+@click.option("--engine", type=click.Choice(list(ENGINES)), required=True, help="The engine that is to run the policy.")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write the files to."
+)
+def command(policy: Path, engine: str, output: Path) -> None:
+    """Write what makes an engine run a policy, as far as the engine can express it.
 
-    Verifies the study first. Writes OUTPUT: results, pinned inputs, weights, code and configuration, and
-    ro-crate-metadata.json, which says what each is, where it came from and which rule made it. The code must be the one
-    that ran. Needs the package rocrate (pip install 'kvstages[crate]').
+    Writes into OUTPUT: the engine's flags or file (flags.txt, hf_quant_config.json, kvtuner.yaml); policy.json, the
+    policy that the engine then runs, with the engine's own quantizer, which the stages evaluate and evaluate-set
+    measure; and export.json, which says what became of each precision and layer, bytes in the engine's layout, and what
+    to beware of. No unit gets fewer bits than the policy gave it (docs/engines.md).
 
-    Example: kvstages export results/demo --output demo.zip
+    Example: kvstages export policy.json --engine vllm --output vllm
     """
-    from kvstages.provenance.crate import write_crate
+    from kvstages.export.record import export
+    from kvstages.files.atomic import write_json, write_text
+    from kvstages.policies.record import read_policy
 
-    write_crate(folder, output)
+    target = ENGINES[engine]
+    try:
+        made, record, text = export(read_policy(policy, None), target)
+    except ValueError as error:
+        raise ValueError(f"{policy}: {error}") from None
+    for warning in record["warnings"]:
+        click.echo(warning, err=True)
+    write_text(output / target.file, text)
+    write_json(output / "policy.json", made)
+    write_json(output / "export.json", record)

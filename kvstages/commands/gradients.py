@@ -109,6 +109,6 @@ def write_scores(
     from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
 
     found = Projections(values.numpy(), tuple(precisions), tokens)
-    table = sensitivity_columns(found, {trial: each.numpy() for trial, each in error.items()})
+    table = sensitivity_columns(found, {change: each.numpy() for change, each in error.items()})
     write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
     write_table(output_table, table, ["standard_error"])

@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from kvstages.cache.precision_grid import PrecisionGrid
-    from kvstages.models.config import DecoderShape
+    from kvstages.models.identity import ModelIdentity
 
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 POLICY_FILE = ".json"
@@ -57,14 +57,14 @@ class PolicyOrPrecision(click.ParamType):
         return value
 
 
-def named_grid(policy: str, shape: DecoderShape) -> tuple[str, PrecisionGrid]:
-    """Name and grid of what ``PolicyOrPrecision`` gives; ValueError names a file that is no policy of this shape."""
+def named_grid(policy: str, model: ModelIdentity) -> tuple[str, PrecisionGrid]:
+    """Name and grid of what ``PolicyOrPrecision`` gives; ValueError names a file that is no policy for this model."""
     from kvstages.cache.precision_grid import PrecisionGrid
     from kvstages.policies.record import read_policy
 
     if not policy.endswith(POLICY_FILE):
-        return policy, PrecisionGrid.uniform(shape.layers, shape.heads, policy)
-    record = read_policy(Path(policy), shape)
+        return policy, PrecisionGrid.uniform(model.shape.layers, model.shape.heads, policy)
+    record = read_policy(Path(policy), model)
     return record["policy"], PrecisionGrid.of_record(record["precisions"])
 
 

@@ -34,7 +34,9 @@ from kvstages.commands import options
     metavar="NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS",
     help="How a policy is made: allocator, source of the scores, unit, quantized precisions. Repeat.",
 )
-@click.option("--budget", default=None, help="Equal bytes: those of the first recipe at this budget (0.01, 400000B).")
+@click.option(
+    "--budget", default=None, help="Equal bytes: those of the first recipe at this budget (0.01, 400000B, 4.25bits)."
+)
 @click.option(
     "--points", type=click.IntRange(min=2), default=None, help="A frontier: number of byte totals of each recipe."
 )
@@ -79,14 +81,16 @@ def command(
     --budget 0.01 --output policy-set.json
     """
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_shape
+    from kvstages.files.ledger import sha256
+    from kvstages.models.identity import read_identity
     from kvstages.policies.budgets import Budget
+    from kvstages.policies.identity import identity_record
     from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
     from kvstages.scores.table import read_scores, read_setting, read_source, read_table
 
     if (budget is None) == (points is None):
         raise click.UsageError("give either --budget (equal bytes) or --points (a frontier)")
-    shape = read_shape(model)
+    identity = read_identity(model)
     sources: dict[str, Path] = {}
     for path in sensitivities:
         source = read_source(path, read_table(path))
@@ -97,9 +101,12 @@ def command(
     for text in map(parse_recipe, recipes):
         if text.source not in sources:
             raise ValueError(f"recipe {text.name}: no --sensitivity of the source {text.source}; {', '.join(sources)}")
-        table = read_scores(sources[text.source], shape, tokens, text.unit, text.precisions)
+        table = read_scores(sources[text.source], identity.shape, tokens, text.unit, text.precisions)
         made.append(Recipe(text.name, text.allocator, table))
     limit = None if budget is None else Budget.parse(budget)
     record = frontier_policies(made, points) if limit is None else equal_bytes(made, limit, random, draws, seed)
     settings = {source: read_setting(path) for source, path in sources.items()}
-    write_json(output, {**record, "budget": budget, "tokens": tokens, "sources": settings})
+    names = ["bf16", *(name for recipe in made for name in recipe.table.precisions)]
+    scores = {source: sha256(path) for source, path in sources.items()}
+    identified = identity_record(identity.as_record(), names, scores)
+    write_json(output, {**record, "budget": budget, "tokens": tokens, "sources": settings, **identified})

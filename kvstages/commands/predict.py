@@ -47,9 +47,9 @@ def command(
     from kvstages.analysis.joint_table import read_joint
     from kvstages.analysis.prediction import predictions, unit_scores
     from kvstages.files.atomic import write_table
-    from kvstages.models.config import read_shape
+    from kvstages.models.identity import read_identity
     from kvstages.policies.record import read_policies
     from kvstages.scores.projections import read_projections
 
-    chosen = read_policies(policies, read_shape(model))
+    chosen = read_policies(policies, read_identity(model))
     write_table(output, predictions(read_projections(projections), unit_scores(sweeps), chosen, read_joint(joint)))

@@ -26,14 +26,19 @@ def command(base: Path, moves: Path, sensitivity: Path, model: Path, name: str, 
     --model model.safetensors --output refined.json
     """
     from kvstages.files.atomic import write_json
-    from kvstages.models.config import read_shape
+    from kvstages.files.ledger import sha256
+    from kvstages.models.identity import read_identity
+    from kvstages.policies.identity import identity_record
     from kvstages.policies.record import read_policy
     from kvstages.policies.refinement import read_moves, refined_policy
     from kvstages.scores.table import read_scores
 
-    shape = read_shape(model)
-    record = read_policy(base, shape)
+    identity = read_identity(model)
+    record = read_policy(base, identity)
     # A base that can have nothing but BF16 (no precision saves bytes) has no rung: nor has the table of all its scores.
     rungs = record["ladder"][1:] or None
-    table = read_scores(sensitivity, shape, record["tokens"], record["unit"], rungs)
-    write_json(output, {"policies": [refined_policy(name, record, read_moves(moves, table), table)]})
+    table = read_scores(sensitivity, identity.shape, record["tokens"], record["unit"], rungs)
+    refined = refined_policy(name, record, read_moves(moves, table), table)
+    scores = {table.source: sha256(sensitivity), "moves": sha256(moves)}
+    identified = identity_record(identity.as_record(), ["bf16", *table.precisions], scores)
+    write_json(output, {**identified, "policies": [refined]})

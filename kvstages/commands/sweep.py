@@ -69,6 +69,7 @@ def command(
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.setting import Setting, prepare
     from kvstages.measure.sweep import sweep_bytes, sweep_layer
+    from kvstages.models.identity import read_identity
     from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
@@ -77,7 +78,7 @@ def command(
     place = prepare(device, threads)
     decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     tokens = load_window(windows, window, decoder.shape).to(place)
-    around = None if base is None else PrecisionGrid.of_record(read_policy(base, decoder.shape)["precisions"])
+    around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)
     block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
     check_memory(least_bytes(decoder, block), memory_mb << 20)

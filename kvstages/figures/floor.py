@@ -33,7 +33,7 @@ FIGURE = Entry(
 )
 
 FLOOR = "floor"
-MAX_CODES = [*BITS, FLOOR, BF16_STEP]
+ORDER = [*BITS, FLOOR, BF16_STEP]
 KEY = ["source", "part", "level", "layer"]
 # Sums of FP64 leave less than this of a KL of 0, and floors of FP32 are far below what other figures round off.
 ROUND_OFF = 1e-17
@@ -65,7 +65,7 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
             .agg(median_kl="median", lowest_kl="min", highest_kl="max", heads="size")
             .reset_index()
         )
-    ranks = {"part": PARTS.index, "level": MAX_CODES.index}
+    ranks = {"part": PARTS.index, "level": ORDER.index}
     ordered = [
         table.sort_values(KEY, key=lambda values: values.map(ranks.get(values.name, lambda value: value)))
         for table in tables
@@ -78,7 +78,7 @@ def draw(table: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     sources, parts = (list(dict.fromkeys(table[name])) for name in ("source", "part"))
-    levels = [level for level in MAX_CODES if level in set(table["level"])]
+    levels = [level for level in ORDER if level in set(table["level"])]
     figure = Figure(figsize=(max(5.2, 0.8 + 3.3 * len(sources)), 1.3 + 2.7 * len(parts)), layout="constrained")
     figure.suptitle("Scores of single heads, and their floor", x=0.01, ha="left")
     panels = figure.subplots(len(parts), len(sources), sharex=True, sharey=True, squeeze=False)

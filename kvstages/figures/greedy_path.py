@@ -13,6 +13,7 @@ from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns, read_record
+from kvstages.policies.budgets import DENSE_BITS
 from kvstages.policies.names import policy_order, split_policy
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(6.6, 4.3), layout="constrained")
     axes = figure.subplots()
     limits = table.groupby(["policy", "budget_in"], sort=False)["budget"].first()
-    budgets, sizes = (limits[limits.index.get_level_values(1) == kind] for kind in ("nats", "bytes"))
+    budgets, sizes, bits = (limits[limits.index.get_level_values(1) == kind] for kind in ("nats", "bytes", "bits"))
+    sizes = [*sizes, *(bits * table["bf16_bytes"].max() / DENSE_BITS)]
     budgets.index = budgets.index.get_level_values(0)
     scale = ZeroStrip(axes, "y", [*table["proxy"], *budgets[budgets > 0]])
     storage_axis(axes, table)

@@ -68,7 +68,7 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     )
     return {
         "proxy": policy["proxy"],
-        "proxy_gap": policy["proxy"] - mean_kl,
+        "proxy_gap": None if policy["proxy"] is None else policy["proxy"] - mean_kl,
         "average_payload_bits": average_payload_bits(grid),
         "tokens_per_cache": tokens,
         "payload_bytes": size.payload,

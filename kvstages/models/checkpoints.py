@@ -24,6 +24,7 @@ from kvstages.files.atomic import write_tensors
 from kvstages.files.read import is_lfs_pointer, read_tensors
 from kvstages.models.config import GPTConfig, check_config
 from kvstages.models.gpt2_nano import GPT, sinusoidal_positions
+from kvstages.models.identity import ORIGIN
 
 # Pickle instructions that look up or call Python objects; a file of plain data has none of them.
 CODE_INSTRUCTIONS = {"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "BUILD"}
@@ -182,9 +183,13 @@ def shorten(names: list[str]) -> str:
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def save_model(path: Path, config: GPTConfig, state: Mapping[str, Tensor]) -> None:
-    """Write the decoder's tensors in FP32, with its shape under ``config`` of the record."""
-    write_tensors(path, check_state(path, config, state), {"config": config.as_dict()})
+def save_model(path: Path, config: GPTConfig, state: Mapping[str, Tensor], origin: str | None = None) -> None:
+    """Write the decoder's tensors in FP32, with its shape under ``config`` of the record.
+
+    ``origin``: of an adapted copy, the digest of the weights that it was adapted from (see ``identity``).
+    """
+    adapted = {} if origin is None else {ORIGIN: origin}
+    write_tensors(path, check_state(path, config, state), {"config": config.as_dict(), **adapted})
 
 
 def load_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> GPT:

@@ -3,7 +3,7 @@
 A sweep, an evaluation, gradients and generated text need nothing else, so a family of models is one file that has a
 class of this shape. Hidden states are tensors [B, T, E] between layers.
 
-Axes: B batch (blocks, or variants of blocks), T new tokens, S positions that attention sees, L layers, H KV heads,
+Axes: B batch (blocks, or interventions on blocks), T new tokens, S positions that attention sees, L layers, H KV heads,
 D width of a head's keys or values, E hidden width, V vocabulary.
 """
 
@@ -19,8 +19,8 @@ from kvstages.cache.offsets import Context, Contexts, Rotary
 from kvstages.models.config import DecoderShape
 
 Key = TypeVar("Key", bound=Hashable)
-# A row of a batch of variants: a head, and the reading that it alone has its keys and values from. Where that is None,
-# the base's, the head does not matter.
+# A row of a batch of interventions: a head, and the reading that it alone has its keys and values from. Where that is
+# None, the base's, the head does not matter.
 Choice = tuple[int, Key | None]
 
 
@@ -86,8 +86,8 @@ class Decoder(Protocol):
         """Run one layer with its keys and values read back in several ways at once, one cache each (None: the base).
 
         ``x`` [B, T, E] is the state before the layer. Every cache is updated once, here. What comes back makes the
-        states [n · B, T, E] after the layer of n variants, which have all heads' keys and values from the base but for
-        one head. It is to be called before the caches are updated again.
+        states [n · B, T, E] after the layer of n interventions, which have all heads' keys and values from the
+        base but for one head. It is to be called before the caches are updated again.
         """
 
     def logits(self, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Known:
 
 
 def mix_heads(readings: Mapping[Key | None, Tensor], choices: Sequence[Choice[Key]]) -> Tensor:
-    """Tensors [n · B, H, ...] of n variants: from the base reading [B, H, ...] (under None) but for one head."""
+    """Tensors [n · B, H, ...] of n interventions: from the base reading [B, H, ...] (under None) but for one head."""
     base = readings[None]
     stacked = base.repeat(len(choices), *[1] * (base.dim() - 1)).unflatten(0, (len(choices), -1))
     for index, (head, key) in enumerate(choices):

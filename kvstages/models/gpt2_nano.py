@@ -20,10 +20,7 @@ from torch.nn import functional as F
 from kvstages.files import ledger
 from kvstages.models.config import DecoderShape, GPTConfig
 from kvstages.models.decoder import Cache, CausalCache, Choice, Key, Known, mix_heads
-
-CACHE_LINE = 64
-# Rows of the products that a packed weight is laid out for; any other number does as well.
-PACKED_ROWS = 512
+from kvstages.models.packed_linear import Linear, packs, product, vendor
 
 
 def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
@@ -51,31 +48,6 @@ def attend_through(cache: Cache, queries: Tensor, keys: Tensor, values: Tensor, 
     mask = cache.mask(queries.shape[2], layer)
     keys, values = cache.update(keys, values, layer)
     return attend(queries, keys, values, mask)
-
-
-class Linear(nn.Linear):
-    """nn.Linear; once packed it multiplies with a copy of its weight in oneDNN's own layout.
-
-    nn.Linear in BF16 on a CPU brings the weight into that layout at every call, which for a few tokens takes longer
-    than the product itself.
-    """
-
-    packed: tuple[Tensor, Tensor] | None = None
-
-    def pack(self) -> None:
-        """Keep the copy. Rows of odd width are slow to write, so outputs are filled up to whole cache lines."""
-        spare = -self.out_features % (CACHE_LINE // self.weight.element_size())
-        weight = F.pad(self.weight.detach(), (0, 0, 0, spare))
-        self.packed = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS),
-            F.pad(self.bias.detach(), (0, spare)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            return super().forward(x)
-        weight, bias = self.packed
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[..., : self.out_features]
 
 
 class Block(nn.Module):
@@ -131,14 +103,12 @@ class GPT(Known, nn.Module):
         self.lm_head = Linear(config.embedding_dim, config.vocab_size)
 
     def pack(self) -> GPT:
-        """Make products in BF16 on a CPU faster, for inference alone: the weights must not change any more.
-
-        Elsewhere, and on processors for which oneDNN has no BF16, nothing changes. The products are the same sums.
+        """The same decoder with the faster product (``packed_linear``), for inference alone: its weights must not
+        change any more. Which product that is goes into the record of the stage's files.
         """
-        kind = self.lm_head.weight.dtype, self.lm_head.weight.device.type
-        supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        if supported and kind == (torch.bfloat16, "cpu"):
-            ledger.state(product="CPU, BF16 weights packed by oneDNN")
+        packed = packs(self.dtype, self.device, vendor())
+        ledger.state(product=product(self.dtype, self.device, packed))
+        if packed:
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.pack()
@@ -172,15 +142,15 @@ class GPT(Known, nn.Module):
     def branch(
         self, x: Tensor, layer: int, caches: Mapping[Key | None, Cache]
     ) -> Callable[[Sequence[Choice[Key]]], Tensor]:
-        """As in ``decoder.Decoder``; projections and attention are computed once, whatever the number of variants."""
+        """As in ``decoder.Decoder``; projections and attention are computed once, whatever the number of choices."""
         block = self.blocks[layer]
         projections = block.projections(x)
         outputs = {key: attend_through(cache, *projections, layer) for key, cache in caches.items()}
 
-        def variants(choices: Sequence[Choice[Key]]) -> Tensor:
+        def states(choices: Sequence[Choice[Key]]) -> Tensor:
             return block.finish(x.repeat(len(choices), 1, 1), mix_heads(outputs, choices))
 
-        return variants
+        return states
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [B, T, V] of the state [B, T, E] after the last layer."""

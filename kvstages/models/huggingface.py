@@ -190,12 +190,12 @@ class HuggingFaceDecoder(Known):
             readings, masks = aligned(readings, masks, self.shape.heads)
         keys, values = ({key: read[side] for key, read in readings.items()} for side in (0, 1))
 
-        def variants(choices: Sequence[Choice[Key]]) -> Tensor:
+        def states(choices: Sequence[Choice[Key]]) -> Tensor:
             read = Reading(mix_heads(keys, choices), mix_heads(values, choices), start)
             seen = mask if alike else mix_heads(masks, choices).repeat_interleave(len(x), dim=0)
             return self._run(x.repeat(len(choices), 1, 1), layer, Bridge(read), seen)
 
-        return variants
+        return states
 
     def key_bias(self, layer: int) -> Tensor | None:
         """The bias of the layer's projection of that name; None where keys have no projection of their own."""

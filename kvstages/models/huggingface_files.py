@@ -25,6 +25,7 @@ from kvstages.files import ledger
 from kvstages.files.atomic import atomic_path, write_json
 from kvstages.models.config import RECORD, check_layers
 from kvstages.models.huggingface import HuggingFaceDecoder, first_line
+from kvstages.models.weights import model_digest
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Layers whose keys and values are those of every past token; the second kind while the text is within a window.
@@ -216,7 +217,7 @@ def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:
         "architecture": type(decoder.model).__name__,
         "transformers": transformers.__version__,
         "shape": decoder.shape.as_dict(),
-        "weights": weights_record(path),
+        "weights": {**weights_record(path), "digest": model_digest(decoder.model)},
     }
 
 

@@ -13,8 +13,10 @@ from types import ModuleType
 import torch
 
 from kvstages.models.checkpoints import load_model
-from kvstages.models.config import is_huggingface
+from kvstages.models.config import RECORD, is_huggingface
 from kvstages.models.decoder import Decoder
+from kvstages.models.identity import read_identity
+from kvstages.models.weights import check_weights
 
 HUGGINGFACE = "kvstages.models.huggingface_files"
 
@@ -24,7 +26,10 @@ def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> 
     path, device = Path(path), torch.device(device)
     check_dtype(dtype, device)
     if is_huggingface(path):
-        return huggingface_files(path).open_model(path, dtype, device)
+        decoder = huggingface_files(path).open_model(path, dtype, device)
+        if (path / RECORD).is_file():
+            check_weights(str(path), read_identity(path), decoder.model)
+        return decoder
     return load_model(path, dtype, device)
 
 

@@ -1,5 +1,7 @@
 """The allocators: which precision each unit gets, under a budget in nats of the KL proxy or in bytes of one cache.
 
+A budget in bits an element is one in bytes once the cache is known (``allocate``).
+
 All read the same ``ScoreTable`` and give the same ``Allocation``; a new one is a function here and an entry of
 ``ALLOCATORS`` (and its name in ``names``). A budget in nats bounds a sum of single-unit scores: a calibration proxy,
 not a bound on the joint model. With a budget in bytes a policy takes that much or less. A ladder is BF16 and any of the
@@ -105,6 +107,11 @@ def at_random(table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
     if budget.measure != "bytes":
         raise ValueError("allocator at-random: the budget is in nats, expected bytes, such as 400000B")
     return Allocation([table.ladder[rung] for rung in draw(table, int(budget.amount), 1, seed)[0]], [])
+
+
+def allocate(allocator: str, table: ScoreTable, budget: Budget, seed: int = 0) -> Allocation:
+    """What an allocator makes of a budget, one in bits an element too."""
+    return ALLOCATORS[allocator](table, budget.of_cache(table.dense_bytes), seed)
 
 
 # Each allocator is the function of its name, with underscores for hyphens.

@@ -1,6 +1,7 @@
 """The least total cost for every total size, by dynamic programming over sizes: the multiple-choice knapsack, exactly.
 
-Axes: U units, P choices of each. Sizes are counted in their greatest common step, so the work is U · P · (steps).
+Axes: U units, P choices of each. Sizes are counted in their greatest common step, so the work is U · P · (steps). Where
+that is too many, because a cache of several hundred tokens keeps one exact, steps are longer and sizes rounded up.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
+# Steps of the largest total size above the smallest: 48 MB and a second for 200 units.
+MOST_STEPS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,8 @@ class Frontier:
     ``sizes`` int64 [F], ascending; ``costs`` float64 [F], summed in the order of the units; ``steps`` int64 [F]: the
     sizes in steps above the smallest. ``picked`` uint8 [U, S]: the choice of unit u in the best assignment of the units
     up to u that is s steps above their smallest; ``excess`` int64 [U, P]: steps of each choice above the
-    unit's smallest.
+    unit's smallest. Where there would be more than ``MOST_STEPS`` of them, a size is the most that its assignment
+    takes: what it takes is less by less than a step a unit.
     """
 
     sizes: np.ndarray
@@ -72,6 +77,10 @@ def frontier(cost: np.ndarray, size: np.ndarray) -> Frontier:
     if not np.isfinite(cost).all():
         raise ValueError(f"unit {np.argwhere(~np.isfinite(cost))[0][0]} has a cost that is not finite")
     excess, step = common_step(size)
+    if int(excess.max(axis=1).sum()) > MOST_STEPS:
+        above = size - size.min(axis=1, keepdims=True)
+        step = -(-int(above.max(axis=1).sum()) // MOST_STEPS)
+        excess = -(-above // step)
     width = int(excess.max(axis=1).sum()) + 1
     best = np.full(width, np.inf)
     best[0] = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, byte_record, tensor_counts
-from kvstages.policies.allocators import ALLOCATORS, Move
+from kvstages.policies.allocators import Move, allocate
 from kvstages.policies.budgets import Budget
 from kvstages.scores.table import ScoreTable
 
@@ -20,7 +20,7 @@ def allocated_policy(
 
     The proxy is where the path ends, or the sum of the scores where there is no path.
     """
-    found = ALLOCATORS[allocator](table, budget, seed)
+    found = allocate(allocator, table, budget, seed)
     spent = found.path[-1].proxy if found.path else table.proxy(found.choice)
     record = policy_record(
         name,
@@ -62,7 +62,7 @@ def policy_record(
     allocator: str,
     budget: Budget | None,
     grid: PrecisionGrid,
-    spent: float,
+    spent: float | None,
     steps: int,
     head_dim: int,
     tokens: int,
@@ -73,8 +73,8 @@ def policy_record(
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head or keys-values; ``ladder``: the precisions that it could have;
-    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats.
+    ``unit``: what got a precision of its own, head, keys-values or layer; ``ladder``: what precisions it could have;
+    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats, None where nothing scored the policy.
     """
     size = byte_record(grid, head_dim, tokens)
     return {

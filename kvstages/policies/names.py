@@ -6,12 +6,12 @@ import re
 
 from kvstages.cache.precisions import check, size_rank
 from kvstages.cache.schemes import PRECISION
-from kvstages.policies.budgets import BYTES, NATS, Budget
+from kvstages.policies.budgets import BITS, BYTES, NATS, Budget
 
 LAYER = r"\d\d+"
 # The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
 ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
-BUDGET = rf"(?:{BYTES}|{NATS})"
+BUDGET = rf"(?:{BYTES}|{BITS}|{NATS})"
 POLICY = rf"bf16|{PRECISION}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
 
 
@@ -30,7 +30,7 @@ def split_policy(policy: str) -> tuple[str, str | None]:
     if not re.fullmatch(POLICY, policy):
         raise ValueError(
             f"policy {policy!r}: expected a precision such as bf16, int8 or centred4, or one of "
-            f"{', '.join(ALLOCATORS)} with a budget, such as greedy-0.01 or exact-400000B"
+            f"{', '.join(ALLOCATORS)} with a budget, such as greedy-0.01 or exact-4.25bits"
         )
     if re.fullmatch(rf"bf16|{PRECISION}", policy):
         check(policy)
@@ -46,8 +46,8 @@ def parse_policy(policy: str) -> tuple[str, Budget | None]:
 
 
 def policy_order(policy: str) -> tuple[int, str, float]:
-    """Sort key of policies: the uniform ones from most bytes to fewest, then each allocator's, budgets in bytes first,
-    from the least."""
+    """Sort key of policies: the uniform ones from most bytes to fewest, then each allocator's, budgets in bits first,
+    then in bytes, from the least."""
     allocator, budget = parse_policy(policy)
     if budget is None:
         size, name = size_rank(policy)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvstages.cache.precision_grid import UNITS, PrecisionGrid
 from kvstages.cache.precisions import by_size
-from kvstages.policies.allocators import ALLOCATORS, draw, granularity
+from kvstages.policies.allocators import ALLOCATORS, allocate, draw, granularity
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
 from kvstages.scores.table import ScoreTable
@@ -58,7 +58,7 @@ class Recipe:
     def policy(self, budget: Budget) -> dict[str, Any]:
         """Record of the policy of a budget, named like the recipe; ValueError names the recipe."""
         try:
-            found = ALLOCATORS[self.allocator](self.table, budget, 0)
+            found = allocate(self.allocator, self.table, budget)
         except ValueError as error:
             raise ValueError(f"recipe {self.name}: {error}") from None
         return self.record(self.name, found.choice, budget, len(found.path))
@@ -79,8 +79,9 @@ class Recipe:
             ladder=table.ladder,
             sensitivity=table.source,
         )
-        in_bytes = budget is not None and budget.measure == "bytes"
-        return record | {"recipe": self.name, "limit": int(budget.amount) if in_bytes else record["bytes"]["total"]}
+        limit = None if budget is None else budget.of_cache(table.dense_bytes)
+        in_bytes = limit is not None and limit.measure == "bytes"
+        return record | {"recipe": self.name, "limit": int(limit.amount) if in_bytes else record["bytes"]["total"]}
 
     @property
     def least(self) -> int:

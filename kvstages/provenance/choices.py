@@ -17,6 +17,8 @@ from kvstages.provenance.tolerances import tolerance
 CHOSEN = {
     "precisions", "tensors", "proxy", "proxy_steps", "average_payload_bits", "bytes", "compression",
 }  # fmt: skip
+# What it was made of: the scores, which are compared themselves.
+MADE_OF = {"provenance"}
 # Allocators that choose by the KL of single units.
 BY_SCORES = {"greedy", "exact", "by-layer"}
 Unit = tuple[int, int, str]
@@ -49,7 +51,7 @@ def records(path: Path) -> list[Mapping[str, Any]]:
 
 def same_but_for(a: Mapping[str, Any], b: Mapping[str, Any], first: Path, second: Path) -> list[str]:
     """The units in which two policies differ, if their scores are as near as scores may be; otherwise none."""
-    settings = [{key: value for key, value in record.items() if key not in CHOSEN} for record in (a, b)]
+    settings = [{key: value for key, value in record.items() if key not in CHOSEN | MADE_OF} for record in (a, b)]
     if settings[0] != settings[1] or a["allocator"] not in BY_SCORES:
         return []
     units = {unit: pair for unit, pair in differing(a, b) if pair[0] != pair[1]}

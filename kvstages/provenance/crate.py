@@ -60,11 +60,11 @@ def write_crate(folder: Path, output: Path, repository: Path = PACKAGE.parent) -
     changed = sorted(stage for stage, digest in ran if not is_code(stage, digest))
     if changed:
         raise ValueError(
-            f"{folder}: the code here is not the one that ran (stage {changed[0]}); export it with the revision "
+            f"{folder}: the code here is not the one that ran (stage {changed[0]}); pack it with the revision "
             f"{record['code']['revision'] or 'that made it'}, or run the study again"
         )
     if not (repository / "Snakefile").is_file():
-        raise ValueError(f"{repository}: no Snakefile there; export from a clone of the repository")
+        raise ValueError(f"{repository}: no Snakefile there; pack it from a clone of the repository")
     crate = describe(record, folder, repository)
     if output.suffix == ".zip":
         with atomic_path(output) as temporary:

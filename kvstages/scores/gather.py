@@ -58,9 +58,9 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     layers = sorted(table["layer"].unique())
     if layers != list(range(len(layers))) or len(layers) != len(shards):
         raise ValueError(f"{len(shards)} sweeps hold the layers {[int(layer) for layer in layers]}, expected each once")
-    trial = ["head", "part", "precision", "block"]
-    repeated = table.duplicated(["layer", *trial])
-    grids = {tuple(map(tuple, rows[trial].to_numpy())) for _, rows in table.groupby("layer")}
+    intervention = ["head", "part", "precision", "block"]
+    repeated = table.duplicated(["layer", *intervention])
+    grids = {tuple(map(tuple, rows[intervention].to_numpy())) for _, rows in table.groupby("layer")}
     if repeated.any() or len(grids) != 1:
         raise ValueError("the sweeps of the layers differ in heads, parts, precisions or blocks")
     table["added_kl"] = table["mean_kl"] - table["base_kl"]
@@ -78,9 +78,9 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
         .reset_index()
     )
     for precision, column in ((FLOOR, "floor_kl"), (BF16_STEP, "bf16_step_kl")):
-        null = gathered[gathered["precision"] == precision].rename(columns={"mean_kl": column})
+        control = gathered[gathered["precision"] == precision].rename(columns={"mean_kl": column})
         gathered = gathered[gathered["precision"] != precision]
-        gathered = gathered.merge(null[[*UNIT, column]], on=UNIT, how="left")
+        gathered = gathered.merge(control[[*UNIT, column]], on=UNIT, how="left")
     gathered["below_floor"] = (gathered["mean_kl"] < gathered["floor_kl"]).astype(int)
     gathered["source"] = source
     for key in SETTING:

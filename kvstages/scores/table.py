@@ -94,6 +94,11 @@ class ScoreTable:
         sizes = {part: [self.unit_bytes(rung, part) for rung in self.ladder] for part in UNITS[self.unit]}
         return np.array([sizes[unit.part] for unit in self.units], dtype=np.int64)
 
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of a cache of ``tokens`` positions with everything in BF16."""
+        return sum(self.unit_bytes("bf16", unit.part) for unit in self.units)
+
     @cached_property
     def scores(self) -> np.ndarray:
         """Scores of BF16, all 0, and of every precision [1 + P, U]: where rounding left a KL less than 0, it is 0."""

@@ -26,7 +26,7 @@ from kvstages.analysis.published import SHIPPED, published_folder
 from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import QUANTIZED, by_size
-from kvstages.policies.budgets import BYTES
+from kvstages.policies.budgets import BITS, BYTES
 from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name, split_policy
 from kvstages.study import arms
 from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
@@ -426,14 +426,15 @@ def published(where: str, value: Any) -> None:
 
 
 def budgets(where: str, value: Any) -> None:
-    """Limits on the KL proxy in nats, or on a cache's bytes (400000B); each once as a number, whatever its text."""
+    """Limits on the KL proxy in nats, on a cache's bytes (400000B), or on its bits an element (4.25bits); each once as
+    a number, whatever its text."""
 
     def budget(where: str, value: Any) -> None:
-        if isinstance(value, str) and re.fullmatch(BYTES, value):
+        if isinstance(value, str) and re.fullmatch(rf"{BYTES}|{BITS}", value):
             return
         nats(where, value)
 
-    each(where, value, budget, "budgets: nats of KL, or bytes such as 400000B")
+    each(where, value, budget, "budgets: nats of KL, bytes such as 400000B, or bits an element such as 4.25bits")
 
 
 def nats(where: str, value: Any) -> None:

@@ -134,7 +134,7 @@ class Study:
 
         def order(budget: Any) -> tuple[str, float]:
             parsed = Budget.parse(str(budget))
-            return parsed.measure, -parsed.amount if parsed.measure == "bytes" else parsed.amount
+            return parsed.measure, parsed.amount if parsed.measure == "nats" else -parsed.amount
 
         return sorted(self.settings["comparison"]["budgets"], key=order) if self.compares else []
 

@@ -179,10 +179,10 @@ def test_the_model_decodes_through_either_cache_alike():
         assert torch.equal(model(tokens[:, start:stop], packed), model(tokens[:, start:stop], plain))
 
 
-@pytest.mark.parametrize("null", CONTROLS)
+@pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_null_intervention_reads_back_neighbours_in_either_cache(null, dtype):
-    grid = PrecisionGrid((("bf16", null),), (("bf16", "bf16"),))
+def test_a_control_intervention_reads_back_neighbours_in_either_cache(control, dtype):
+    grid = PrecisionGrid((("bf16", control),), (("bf16", "bf16"),))
     keys, values = torch.randn(2, 1, 2, 3, 4).to(dtype)
     packed, block = (
         PackedCache(grid, 1, 4, dtype, rounding=lambda both, *_: both, dense_storage=dtype),
@@ -192,8 +192,10 @@ def test_a_null_intervention_reads_back_neighbours_in_either_cache(null, dtype):
     later = packed.update(torch.ones_like(keys), torch.ones_like(values), 0)
     exact = keys.to(torch.bfloat16).to(dtype)
     seen = block.update(exact, values, 0)
-    moved = neighbour(exact[:, 1], dtype if null == "compute-step" else torch.bfloat16)
+    moved = neighbour(exact[:, 1], dtype if control == "compute-step" else torch.bfloat16)
     assert torch.equal(seen[0][:, 1, :3], moved) and torch.equal(seen[0][:, 1, 3:], exact[:, 1])
     assert torch.equal(seen[0][:, 0, :3], exact[:, 0])
-    assert torch.equal(later[0][:, 1, :3], neighbour(keys[:, 1], dtype if null == "compute-step" else torch.bfloat16))
+    assert torch.equal(
+        later[0][:, 1, :3], neighbour(keys[:, 1], dtype if control == "compute-step" else torch.bfloat16)
+    )
     assert torch.equal(later[1][:, :, :3], values)

@@ -24,11 +24,11 @@ def test_every_variant_gets_the_errors_of_its_block_and_position():
     recorded = RecordedRounding(1)
     recorded(both, 2, 0)
     shared = SharedRounding(recorded.errors, same=1)
-    variants = torch.randn(2, 3, 4, 2, 5)
-    found = shared(variants.flatten(0, 1), 2, 3).unflatten(0, (2, 3))
+    interventions = torch.randn(2, 3, 4, 2, 5)
+    found = shared(interventions.flatten(0, 1), 2, 3).unflatten(0, (2, 3))
     error = both.to(torch.bfloat16).float() - both
-    assert torch.equal(found, variants + error[:, :, 3:5])
-    # Up to the layer that is the same the variants are the reference: rounded by themselves.
+    assert torch.equal(found, interventions + error[:, :, 3:5])
+    # Up to the layer that is the same the interventions are the reference: rounded by themselves.
     assert torch.equal(shared(both, 1, 0), storage_rounding(both, 1, 0))
 
 

@@ -111,7 +111,11 @@ def test_allocators_go_with_their_own_option(folder, words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--budget", "much"], "budget 'much': expected nats, such as 0.01, or bytes, such as 400000B"),
+        (
+            ["--budget", "much"],
+            "budget 'much': expected nats, such as 0.01, or bytes, such as 400000B, or bits an element, such as "
+            "4.25bits",
+        ),
         (["--budget", "10B"], "budget 10 bytes: too small for any policy of bf16, int8, int4, int3, int2; "
                               "the smallest takes 576 bytes"),
         (["--budget", "0.1", "--precisions", "int8,fp8"], "sensitivity.csv: no fp8 scores (unit head); it holds "

@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from gappy import write_gappy
-from models import random_model, random_tokens
+from models import identified, identity_of, random_model, random_tokens
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
@@ -23,7 +23,10 @@ from kvstages.scores.columns import SENSITIVITY_COLUMNS
 WAYS = ["one-pass", "token-by-token"]
 GRID = PrecisionGrid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
 BUDGET = Budget(0.1, "nats")
-POLICY = policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up")
+POLICY = identified(
+    policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up"),
+    identity_of(random_model()),
+)
 
 
 @pytest.fixture
@@ -82,11 +85,12 @@ def allocate(*more: object) -> tuple[object, ...]:
 
 
 def huge(part: str) -> None:
-    """A model with finite weights whose keys or values overflow in layer 1, head 1."""
+    """A model with finite weights whose keys or values overflow in layer 1, head 1, and its policy."""
     model = random_model()
     with torch.no_grad():
         getattr(model.blocks[1], part).weight[8:] = 3e38
     save(model)
+    write_json(Path("policy.json"), identified(POLICY, identity_of(model)))
 
 
 def test_the_files_of_these_tests_are_right(folder):

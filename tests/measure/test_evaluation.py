@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from models import all_logits, random_model, random_tokens
+from models import all_logits, identified, identity_of, random_model, random_tokens
 from plain_cache import PlainCache
 
 from kvstages.cache.precision_grid import PrecisionGrid
@@ -23,6 +23,8 @@ MEMORY = 1 << 30
 GRID = PrecisionGrid(
     (("int4", "int8"), ("bf16", "int3"), ("int8", "bf16")), (("int4", "int2"), ("bf16", "bf16"), ("int8", "bf16"))
 )
+
+MODEL = identity_of(random_model())
 
 
 def policy(grid):
@@ -113,17 +115,18 @@ def test_a_policy_or_reference_of_another_shape_is_refused():
     ],
 )
 def test_what_is_no_policy_is_refused_by_name(change, message, tmp_path):
-    record = {key: value for key, value in {**policy(GRID), **change}.items() if value is not None or key == "budget"}
+    record = {**identified(policy(GRID), MODEL), **change}
+    record = {key: value for key, value in record.items() if value is not None or key == "budget"}
     write_json(tmp_path / "policy.json", record)
     with pytest.raises(ValueError, match=rf"policy\.json: .*{message}"):
-        read_policy(tmp_path / "policy.json", random_model().shape)
+        read_policy(tmp_path / "policy.json", MODEL)
 
 
 def test_an_empty_policy_or_a_list_is_refused(tmp_path):
-    path, shape = tmp_path / "policy.json", random_model().shape
+    path, right = tmp_path / "policy.json", identified(policy(GRID), MODEL)
     for record, message in (({}, "key 'policy' is missing"), ([], "a policy is a JSON object, found list")):
         write_json(path, record)
         with pytest.raises(ValueError, match=rf"policy\.json: {message}"):
-            read_policy(path, shape)
-    write_json(path, policy(GRID))
-    assert read_policy(path, shape) == policy(GRID)
+            read_policy(path, MODEL)
+    write_json(path, right)
+    assert read_policy(path, MODEL) == right

@@ -19,7 +19,7 @@ from kvstages.measure.sweep import sweep_layer
 MEMORY = 1 << 30
 # One with two kinds of layers, one with keys and values of different width.
 MEASURED = ["gemma3", "mimo-v2"]
-TRIALS = [("kv", "int8"), ("v", "int4"), ("k", "bf16-step")]
+CHANGES = [("kv", "int8"), ("v", "int4"), ("k", "bf16-step")]
 
 
 def tokens(blocks: int = 3, length: int = 8) -> Tensor:
@@ -34,22 +34,22 @@ def model(request):
 @pytest.mark.parametrize("layer", [0, LAYERS - 1])
 def test_both_executions_sweep_to_the_same_scores(model, layer):
     one_pass, step = (
-        sweep_layer(model, tokens(), layer, TRIALS, Setting(execution, "float64"), MEMORY)
+        sweep_layer(model, tokens(), layer, CHANGES, Setting(execution, "float64"), MEMORY)
         for execution in ("one-pass", "token-by-token")
     )
-    for trial in TRIALS:
-        assert one_pass.kl[trial].shape == (model.shape.heads, 3)
-        assert torch.allclose(one_pass.kl[trial], step.kl[trial], rtol=1e-3, atol=1e-12)
-        assert (one_pass.kl[trial] > 0).all()
-        assert torch.allclose(one_pass.error[trial], step.error[trial])
+    for change in CHANGES:
+        assert one_pass.kl[change].shape == (model.shape.heads, 3)
+        assert torch.allclose(one_pass.kl[change], step.kl[change], rtol=1e-3, atol=1e-12)
+        assert (one_pass.kl[change] > 0).all()
+        assert torch.allclose(one_pass.error[change], step.error[change])
     assert (one_pass.base_kl == 0).all()
 
 
 def test_memory_that_splits_a_sweep_changes_nothing(model):
     setting = Setting("one-pass", "float64")
-    whole, split = (sweep_layer(model, tokens(), 1, TRIALS, setting, memory) for memory in (MEMORY, 1))
-    for trial in TRIALS:
-        assert torch.allclose(whole.kl[trial], split.kl[trial], rtol=1e-3, atol=1e-12)
+    whole, split = (sweep_layer(model, tokens(), 1, CHANGES, setting, memory) for memory in (MEMORY, 1))
+    for change in CHANGES:
+        assert torch.allclose(whole.kl[change], split.kl[change], rtol=1e-3, atol=1e-12)
 
 
 def test_gradients_in_slices_of_blocks_are_those_of_the_whole_window(model):
@@ -58,7 +58,7 @@ def test_gradients_in_slices_of_blocks_are_those_of_the_whole_window(model):
     )
     assert whole.shape == (2, 3, LAYERS, 2 * model.shape.heads, 2)
     assert torch.allclose(whole, sliced, rtol=1e-4, atol=1e-9)
-    assert all(torch.allclose(error[trial], other[trial]) for trial in error)
+    assert all(torch.allclose(error[change], other[change]) for change in error)
 
 
 def test_gradients_rank_units_as_the_sweep_does(model):

@@ -11,7 +11,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 from conftest import REPOSITORY
-from models import all_logits, random_model, random_tokens
+from models import all_logits, identified, identity_of, random_model, random_tokens
 from score_tables import random_table
 
 from kvstages.analysis.joint_table import read_joint
@@ -135,9 +135,10 @@ def test_splitting_positions_for_memory_changes_nothing_but_rounding(memory):
 
 def test_a_set_is_read_and_sets_follow_one_another(model, tmp_path):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
-    write_json(first, SET)
-    write_json(second, {"policies": [{**SET["policies"][0], "policy": "refined"}]})
-    names = [policy["policy"] for policy in read_policies([first, second], model.shape)]
+    of_model = identity_of(model)
+    write_json(first, identified(SET, of_model))
+    write_json(second, identified({"policies": [{**SET["policies"][0], "policy": "refined"}]}, of_model))
+    names = [policy["policy"] for policy in read_policies([first, second], of_model)]
     assert names == [*(policy["policy"] for policy in SET["policies"]), "refined"]
 
 
@@ -155,9 +156,10 @@ def test_a_set_is_read_and_sets_follow_one_another(model, tmp_path):
     ],
 )
 def test_what_is_no_set_is_refused_by_name(record, message, model, tmp_path):
-    write_json(tmp_path / "set.json", record)
+    of_model = identity_of(model)
+    write_json(tmp_path / "set.json", identified(record, of_model) if record else record)
     with pytest.raises(ValueError, match=rf"set\.json: {message}"):
-        read_policies([tmp_path / "set.json"], model.shape)
+        read_policies([tmp_path / "set.json"], of_model)
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ def inputs(model, tmp_path, monkeypatch):
     save_model(Path("model.safetensors"), model.config, model.state_dict())
     places = {"validation": {"starts": [0, 12, 24], "documents": ["a", "a", "b"]}}
     write_tensors(Path("windows.safetensors"), {"validation": random_tokens()}, {"block": 12, "windows": places})
-    write_json(Path("set.json"), SET)
+    write_json(Path("set.json"), identified(SET, identity_of(model)))
     return ["--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation"]
 
 

@@ -39,7 +39,7 @@ def test_the_file_gives_the_scores_of_the_pass(kept):
     assert file.timings == (Timing(), Timing(0, 3, 0), Timing(1, 1, 2)) == timings_of(NAMES)
     again, wrong = joined(project(found, file.timings, NAMES, model.contexts) for found in file.slices())
     assert torch.allclose(again, values, rtol=0.02, atol=1e-2 * float(values.std()))
-    assert all(torch.equal(wrong[trial], error[trial]) for trial in error)
+    assert all(torch.equal(wrong[change], error[change]) for change in error)
     # A precision that no pass was told of.
     more, _ = joined(project(found, file.timings, ("lloyd3-mse",), model.contexts) for found in file.slices())
     alone, _ = window_projections(model, kept[1], ("lloyd3-mse",), 5, MEMORY)

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from click.testing import CliRunner
-from models import random_model, random_tokens
+from models import identified, identity_of, random_model, random_tokens
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
@@ -59,10 +59,10 @@ def folder(tmp_path_factory):
     record = policy_record(
         "int4", "greedy", Budget(1.0, "nats"), grid, 0.5, 1, 8, BLOCK, unit="head", ladder=BITS, sensitivity="made-up"
     )
-    write_json(folder / "policy.json", record)
-    write_json(
-        folder / "policies.json", {"policies": [{**record, "recipe": "int4", "limit": record["bytes"]["total"]}]}
-    )
+    identity = identity_of(model)
+    write_json(folder / "policy.json", identified(record, identity))
+    policies = [{**record, "recipe": "int4", "limit": record["bytes"]["total"]}]
+    write_json(folder / "policies.json", identified({"policies": policies}, identity))
     return folder
 
 

@@ -111,7 +111,7 @@ def test_variants_are_policies_with_one_head_changed(opened, execution):
 
 
 def run_variants(model, execution, layer, grids, choices) -> Tensor:
-    """Logits [n, B, T, V] of variants of one layer, by the decoder's ``branch``."""
+    """Logits [n, B, T, V] of interventions on one layer, by the decoder's ``branch``."""
     ids, shape = tokens(), model.shape
     rows = len(choices) * BLOCKS
     if execution == "one-pass":

@@ -21,6 +21,7 @@ from kvstages.models import load
 from kvstages.models.config import DecoderShape, read_shape
 from kvstages.models.decoder import CausalCache
 from kvstages.models.huggingface_files import longest_text, read_config, record, weights_record
+from kvstages.models.weights import model_digest
 
 IDS = torch.arange(12).view(2, 6)
 SHAPE = DecoderShape(3, 2, 12, 12, VOCABULARY, 64, 40, 4).as_dict()
@@ -109,7 +110,9 @@ def test_the_record_says_what_the_model_is(folder):
     found = record(folder, opened(folder))
     assert found["architecture"] == "LlamaForCausalLM"
     assert found["shape"]["heads"] == 2
+    digest = found["weights"].pop("digest")
     assert found["weights"] == {"format": "safetensors", "dequantized": False, "tensors": {"F32": 30}}
+    assert digest == model_digest(model("llama", torch.float32))
 
 
 # --- GGUF ---

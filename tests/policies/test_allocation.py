@@ -18,6 +18,8 @@ from kvstages.policies import names
 from kvstages.policies.allocators import ALLOCATORS, draw, exact, granularity
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
+from kvstages.policies.making import allocated_policy
+from kvstages.policies.recipes import Recipe
 
 BUDGETS = ["0.01", "0.05", "0.1", "0.25", "0.5"]
 LADDERS = [subset for count in range(1, 5) for subset in itertools.combinations(QUANTIZED, count)]
@@ -315,3 +317,21 @@ def test_a_move_that_saves_nothing_is_not_made():
     assert greedy(head_table({"int8": [[0.0]], "int4": [[0.0]]}, head_dim=1), nats(1.0)) == ([["bf16"]], [])
     policy, path = greedy(head_table({"int8": [[0.0]], "int4": [[0.0]]}, head_dim=2), nats(1.0))
     assert policy == [["int4"]] and [(move.before, move.after) for move in path] == [("bf16", "int4")]
+
+
+def test_a_budget_in_bits_is_one_in_bytes_with_everything_counted():
+    ladder = ("centred8", "centred6", "centred5", "centred4", "centred3", "centred2")
+    scores = {name: [[(unit + 1) * 4.0**rung for unit in range(4)]] * 2 for rung, name in enumerate(ladder, start=-8)}
+    table = head_table(scores, 64, 512, "keys-values")
+    record, _ = allocated_policy("exact-4.25bits", "exact", Budget.parse("4.25bits"), table)
+    elements = 2 * 2 * 2 * 64 * 512
+    assert table.dense_bytes == 2 * elements == record["bytes"]["bf16"]
+    bits = 8 * record["bytes"]["total"] / elements
+    assert 4.15 < bits <= 4.25 and (record["budget"], record["budget_in"]) == (4.25, "bits")
+    # One cache's offsets and exact first tokens are among what was counted.
+    grid = PrecisionGrid.of_record(record["precisions"])
+    size = policy_bytes(grid, 64, 512)
+    assert size.once and sum(size) == record["bytes"]["total"]
+    same, _ = allocated_policy("same", "exact", Budget(int(4.25 * elements / 8), "bytes"), table)
+    assert same["precisions"] == record["precisions"]
+    assert Recipe("bits", "exact", table).policy(Budget(4.25, "bits"))["limit"] == int(4.25 * elements / 8)

@@ -218,7 +218,8 @@ def test_the_stage_writes_a_set(folder, words):
     policy_schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
     for policy in record["policies"]:
         shared = {key: value for key, value in policy.items() if key not in ("recipe", "limit")}
-        jsonschema.validate({**shared, **record["sources"][policy["sensitivity"]]}, policy_schema)
+        identity = {key: record[key] for key in ("schema_version", "model", "schemes", "provenance")}
+        jsonschema.validate({**shared, **record["sources"][policy["sensitivity"]], **identity}, policy_schema)
     if "--budget" in words:
         assert len(record["policies"]) == 2 + 5 + 7 and record["draws"][0]["count"] == 30
         assert record["policies"][0]["sensitivity"] == "b" and record["budget"] == "0.001"

@@ -24,6 +24,8 @@ def test_uniform_policies(precision):
         ("1e-06", Budget(1e-6, "nats")),
         ("0", Budget(0.0, "nats")),
         ("400000B", Budget(400_000, "bytes")),
+        ("4.25bits", Budget(4.25, "bits")),
+        ("3bits", Budget(3.0, "bits")),
     ],
 )
 def test_allocators_and_budgets(allocator, text, budget):
@@ -55,7 +57,10 @@ def test_other_names_are_refused(policy):
         parse_policy(policy)
 
 
-@pytest.mark.parametrize("text", ["", "-0.1", "1.2.3", "inf", "nan", "1_000", "12KB", "0.5B", "1e5B"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "-0.1", "1.2.3", "inf", "nan", "1_000", "12KB", "0.5B", "1e5B", "4.250bits", "04bits", "4.bits", "-4bits"],
+)
 def test_what_is_no_budget_is_refused(text):
     with pytest.raises(ValueError, match=r"expected nats, such as 0\.01, or bytes, such as 400000B"):
         Budget.parse(text)

@@ -12,10 +12,14 @@ from score_tables import published_table, random_table
 
 from kvstages.analysis.published import published_policies
 from kvstages.cache.precisions import BITS, QUANTIZED
+from kvstages.models.config import GPTConfig
+from kvstages.models.identity import ModelIdentity
 from kvstages.policies.budgets import Budget
+from kvstages.policies.identity import identity_record
 from kvstages.policies.making import STEP_COLUMNS, allocated_policy, uniform_policy
 from kvstages.policies.names import ALLOCATORS
 
+OF_SHAPE = ModelIdentity(GPTConfig(64, 16, 16, 3, 2).shape, "a" * 64)
 SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 
 
@@ -46,8 +50,9 @@ def test_every_record_and_path_is_what_its_schema_says(allocator):
     limit = int(table.sizes[:, 3].sum())
     record, steps = allocated_policy("p", allocator, Budget(limit, "bytes"), table, seed=5)
     schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
-    assert [*record, "execution", "compute_dtype"] == schema["required"] == list(schema["properties"])
-    jsonschema.validate({**record, "execution": "one-pass", "compute_dtype": "float32"}, schema)
+    of_file = identity_record(OF_SHAPE.as_record(), table.ladder, {table.source: "0" * 64})
+    assert [*of_file, *record, "execution", "compute_dtype"] == schema["required"] == list(schema["properties"])
+    jsonschema.validate({**of_file, **record, "execution": "one-pass", "compute_dtype": "float32"}, schema)
     assert record["budget_in"] == "bytes" and limit - 10_000 < record["bytes"]["total"] <= limit
     assert record["seed"] == (5 if allocator == "at-random" else None)
     assert sum(record["tensors"].values()) == 12 and list(record["tensors"]) == list(BITS)

@@ -1,4 +1,4 @@
-"""`kvstages export`: what is in the crate, what is refused, and what the maintained validator says."""
+"""`kvstages crate`: what is in the crate, what is refused, and what the maintained validator says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from crates import findings
-from test_verify import FOLDER, flip, make_study
+from signed_study import FOLDER, flip, make_study
 
 from kvstages.cli import main
 from kvstages.files.ledger import sha256
@@ -31,8 +31,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return FOLDER
 
 
-def export(output: str = "crate", folder: Path = FOLDER) -> Result:
-    return CliRunner().invoke(main, ["export", str(folder), "--output", output])
+def pack(output: str = "crate", folder: Path = FOLDER) -> Result:
+    return CliRunner().invoke(main, ["crate", str(folder), "--output", output])
 
 
 def entities(folder: Path) -> dict[str, dict]:
@@ -41,7 +41,7 @@ def entities(folder: Path) -> dict[str, dict]:
 
 
 def test_a_crate_holds_every_file_with_checksum_rule_and_source(study: Path) -> None:
-    assert export().exit_code == 0
+    assert pack().exit_code == 0
     found = entities(Path("crate"))
     manifest = json.loads((study / "manifest.json").read_text())
     for path, entry in (manifest["inputs"] | manifest["outputs"]).items():
@@ -66,7 +66,7 @@ def test_a_crate_holds_every_file_with_checksum_rule_and_source(study: Path) -> 
 
 
 def test_a_verified_study_can_be_taken_out_of_its_crate(study: Path) -> None:
-    export()
+    pack()
     result = CliRunner().invoke(main, ["verify", "crate/results/small"])
     assert result.exit_code == 0, result.output
 
@@ -75,13 +75,13 @@ def test_a_verified_study_can_be_taken_out_of_its_crate(study: Path) -> None:
 def test_the_validator_finds_nothing_but_what_is_not_known(
     study: Path, severity: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export()
+    pack()
     found = findings(Path("crate"), severity, monkeypatch)
     assert [line for line in found if OF_THE_VALIDATOR not in line and not any(text in line for text in UNKNOWN)] == []
 
 
 def test_the_validator_does_find_what_is_missing(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export()
+    pack()
     path = Path("crate", "ro-crate-metadata.json")
     record = json.loads(path.read_text())
     for entity in record["@graph"]:
@@ -92,8 +92,8 @@ def test_the_validator_does_find_what_is_missing(study: Path, monkeypatch: pytes
 
 
 def test_a_zip_holds_the_same(study: Path) -> None:
-    assert export("crate.zip").exit_code == 0
-    export()
+    assert pack("crate.zip").exit_code == 0
+    pack()
     names = set(zipfile.ZipFile("crate.zip").namelist())
     assert names == {path.relative_to("crate").as_posix() for path in Path("crate").rglob("*") if path.is_file()}
 
@@ -114,20 +114,20 @@ def refused(result: Result, message: str) -> None:
     assert message in result.output
 
 
-def test_a_study_that_is_not_what_was_recorded_is_not_exported(study: Path) -> None:
+def test_a_study_that_is_not_what_was_recorded_is_not_packed(study: Path) -> None:
     flip(study / "policies" / "int8" / "steps.csv", 5, 0)
-    refused(export(), "results/small: 1 files are not what was recorded, such as results/small/po")
+    refused(pack(), "results/small: 1 files are not what was recorded, such as results/small/po")
     assert not Path("crate").exists()
 
 
-def test_a_study_of_other_code_is_not_exported(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_other_code_is_not_packed(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstages.provenance.crate.stage_digest", lambda stage: "0" * 16)
-    refused(export(), "results/small: the code here is not the one that ran (stage ")
+    refused(pack(), "results/small: the code here is not the one that ran (stage ")
 
 
 def test_an_output_that_exists_is_kept(study: Path) -> None:
     Path("crate").mkdir()
-    refused(export(), "crate: exists; a crate is written to a new folder or file")
+    refused(pack(), "crate: exists; a crate is written to a new folder or file")
     assert not list(Path("crate").iterdir())
 
 
@@ -145,11 +145,11 @@ def test_a_failure_leaves_nothing(study: Path, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(ROCrate, "write", full)
-    refused(export(), "No space left on device")
+    refused(pack(), "No space left on device")
     assert sorted(path.name for path in Path().iterdir()) == ["resources", "results"]
     shutil.rmtree("results")
 
 
 def test_without_the_library_it_is_one_line(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rocrate.rocrate", None)
-    refused(export(), "the package rocrate is missing: pip install 'kvstages[crate]'")
+    refused(pack(), "the package rocrate is missing: pip install 'kvstages[crate]'")

@@ -14,40 +14,10 @@ from click.testing import CliRunner, Result
 from conftest import AS_ANY_USER, REPOSITORY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published_study import write_study
+from signed_study import FOLDER, MODEL, SHARD, flip, make_study
 
 from kvstages.cli import main
-from kvstages.files.atomic import write_bytes, write_json, write_text
-from kvstages.files.ledger import sha256
-from kvstages.provenance.manifest import manifest
 from kvstages.provenance.verify import verify
-
-RUN = {"command": "snakemake", "revision": None, "dirty": None}
-FOLDER = Path("results", "small")
-SHARD = Path("resources", "small", "shard", "held-out.bin")
-MODEL = Path("resources", "small", "model.safetensors")
-
-
-def make_study(folder: Path) -> None:
-    """A small study in the working directory ``folder``: inputs, results, manifest and checksums."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        write_study(FOLDER, layers=1, heads=2, budgets=("0.01",))
-        write_bytes(FOLDER / "windows.safetensors", b"\x08" + bytes(7) + b"{}      ")
-        write_bytes(SHARD, bytes(range(256)))
-        write_bytes(MODEL, b"weights")
-        pinned = {"path": "held-out.bin", "sha256": sha256(SHARD)}
-        artifacts = {"source": "local", "location": "files", "files": {"shard": pinned}}
-        outputs = {path: "a_rule" for path in sorted([*FOLDER.rglob("*"), MODEL]) if path.is_file()}
-        study = {"shared": {}, "study": {"artifacts": artifacts}}
-        record, lines = manifest(
-            "small", study, {"shard": SHARD}, (), outputs, FOLDER, RUN, "2026-01-01T00:00:00+00:00"
-        )
-        write_text(FOLDER / "SHA256SUMS", lines)
-        write_json(FOLDER / "manifest.json", record)
-    finally:
-        os.chdir(before)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +42,6 @@ def run(folder: Path | str = FOLDER, *options: str) -> Result:
 def files() -> list[Path]:
     """Every file of the study, its inputs too."""
     return sorted(path for path in Path().rglob("*") if path.is_file())
-
-
-def flip(path: Path, position: int, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
-    path.write_bytes(data)
 
 
 def test_an_untouched_study_is_what_was_recorded(study: Path) -> None:

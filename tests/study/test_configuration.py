@@ -182,8 +182,8 @@ def test_a_right_study_from_a_folder(study, source):
         ("budgets", [1, 0.5, 1.0], "budgets[2]: 1.0 repeats budgets[0]"),
         ("budgets.0", 10**299, f"budgets[0]: {shown(10**299)} does not name a folder; expected a KL budget"),
         ("title", "a\nb", "title: the text 'a\\nb' holds a control character or line end, expected one line of text"),
-        ("budgets", [], "budgets: empty, expected at least one of budgets: nats of KL, or bytes such as 400000B"),
-        ("budgets", 0.1, "budgets: 0.1, expected a list of budgets: nats of KL, or bytes such as 400000B"),
+        ("budgets", [], "budgets: empty, expected at least one of budgets: nats of KL, bytes such as 400000B, or bits"),
+        ("budgets", 0.1, "budgets: 0.1, expected a list of budgets: nats of KL, bytes such as 400000B, or bits"),
         # adaptation
         ("adaptation.steps", 0, "adaptation.steps: 0, expected at least 1 (training steps)"),
         ("adaptation.learning_rate", 0, "adaptation.learning_rate: 0, expected a number above 0"),

@@ -10,6 +10,7 @@ import os
 import random
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ import yaml
 from click.testing import CliRunner
 from conftest import SHAPE, SHARED, STUDY, Project, bundle, decoder, published_bundle, study_of
 from fuzzing import Target, as_bytes, attack, little_memory, mutated_structure, torch_bytes
-from published_study import SENSITIVITY, write_study
-from test_verify import FOLDER, make_study
+from models import identified
+from published_study import HEAD_WIDTH, SENSITIVITY, write_study
+from signed_study import FOLDER, make_study
 
 from kvstages.cli import main
 from kvstages.files.atomic import write_json, write_tensors
 from kvstages.files.read import read_columns, read_json, read_tensors
 from kvstages.models.checkpoints import read_checkpoint
 from kvstages.models.config import GPTConfig, read_config
+from kvstages.models.identity import ModelIdentity
 from kvstages.policies.record import read_policy
 from kvstages.provenance.manifest import read_manifest
 from kvstages.provenance.reproduction import Judge, compare_records, compare_tables, compare_tensors
@@ -39,9 +42,10 @@ from kvstages.study.text import Tokenizer
 from kvstages.study.windows import load_window
 
 COUNT = 100_000
-CONFIG = GPTConfig(**SHAPE)
+CONFIG = GPTConfig(**SHAPE).shape
 # The shape of what write_study makes here.
-ONE_LAYER = GPTConfig(**SHAPE | {"num_layers": 1})
+ONE_LAYER = replace(CONFIG, layers=1, key_width=HEAD_WIDTH, value_width=HEAD_WIDTH)
+MODEL = ModelIdentity(ONE_LAYER, "a" * 64)
 
 
 def sample(folder: Path) -> dict[str, Path]:
@@ -49,6 +53,8 @@ def sample(folder: Path) -> dict[str, Path]:
     paths = bundle(folder / "bundle")
     published = published_bundle(folder / "published")
     write_study(folder / "study", layers=1, heads=2, budgets=("0.01",))
+    policy = folder / "study" / "policies" / "greedy-0.01" / "policy.json"
+    write_json(policy, identified(json.loads(policy.read_text()), MODEL))
     write_tensors(folder / "windows.safetensors", {"validation": np_tokens()}, {"block": 8})
     folder.joinpath("project").mkdir()
     make_study(folder / "project")
@@ -56,8 +62,10 @@ def sample(folder: Path) -> dict[str, Path]:
     (folder / "small.yaml").write_text(json.dumps(study))  # windows keep their order
     (folder / "config.yaml").write_text(json.dumps(SHARED))
     return {name: folder / "bundle" / path for name, path in paths.items()} | {
+        "vocabulary": folder / "bundle" / "vocab.json",
+        "merges": folder / "bundle" / "merges.json",
         "final.pt": folder / "published" / published["checkpoint"],
-        "policy": folder / "study" / "policies" / "greedy-0.01" / "policy.json",
+        "policy": policy,
         "windows": folder / "windows.safetensors",
         "sensitivity": folder / "study" / SENSITIVITY,
         "positions": folder / "study" / "policies" / "int8" / "positions.csv",
@@ -128,7 +136,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> list[Target]:
     positions, sensitivity = small(data["positions"]), data["sensitivity"]
     return [
         Target("shard", "shard.bin", shards, read_whole_shard, 12),
-        Target("policy", "policy.json", [data["policy"]], lambda path: read_policy(path, ONE_LAYER), 16, "json"),
+        Target("policy", "policy.json", [data["policy"]], lambda path: read_policy(path, MODEL), 16, "json"),
         Target("study", "small.yaml", [data["study"]], read_study, 6, "json"),
         Target("shared", "config.yaml", [data["shared"]], read_shared, 4, "json"),
         Target("tensors", "x.safetensors", [data["windows"]], read_tensors, 12),
@@ -386,7 +394,9 @@ def test_huge_shared_numbers_are_refused(key: str, value: int) -> None:
 def test_budgets_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     for text in ("1e400", "-1e400", ".inf", ".nan", "1e-400000", "0x10", "1:30", "1_000"):
-        study = {**STUDY, "artifacts": artifacts_at("x.bin", "local", "files"), "budgets": [0.125]}
+        adaptation = {**STUDY["adaptation"], "policy": "int8"}  # a policy whatever the budgets are
+        artifacts = artifacts_at("x.bin", "local", "files")
+        study = {**STUDY, "artifacts": artifacts, "adaptation": adaptation, "budgets": [0.125]}
         path.write_text(json.dumps(study).replace("0.125", text))
         loaded = load_study(path)
         try:

@@ -67,7 +67,7 @@ rule cut_windows:
         "{wildcards.study}: cut the token windows"
     shell:
         "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
-        " {params.windows} --output {output.windows} --places {output.places} 2> {log}"
+        " {params.windows:q} --output {output.windows} --places {output.places} 2> {log}"
 
 
 rule make_bundled_model:

@@ -120,3 +120,22 @@ def test_192_units_at_five_precisions_take_less_than_five_seconds():
 def test_what_is_no_problem_is_refused(cost, size, message):
     with pytest.raises(ValueError, match=message):
         frontier(np.array(cost), np.array(size))
+
+
+def test_sizes_that_have_no_common_step_are_rounded_up(monkeypatch):
+    random = np.random.default_rng(0)
+    cost = -np.sort(-random.random((12, 4)), axis=1)
+    size = np.sort(random.integers(1, 10_000, (12, 4)) * 2 + 1, axis=1)[:, ::-1]
+    exact = frontier(cost[:, ::-1], size)
+    monkeypatch.setattr("kvstages.policies.knapsack.MOST_STEPS", 500)
+    found = frontier(cost[:, ::-1], size)
+    step = found.sizes[1] - found.sizes[0]
+    assert len(found.sizes) <= 501 + 12 < len(exact.sizes)
+    units = np.arange(len(size))
+    for limit in np.linspace(size.min(axis=1).sum(), size.max(axis=1).sum(), 20):
+        index = found.within_size(limit)
+        taken = size[units, found.choice(index)].sum()
+        # Within its bound, and no worse than the best of a limit lower by a step a unit.
+        assert found.sizes[index] - step * len(size) < taken <= found.sizes[index] <= limit
+        lower = exact.within_size(limit - step * len(size))
+        assert lower is None or found.costs[index] <= exact.costs[lower] + 1e-12

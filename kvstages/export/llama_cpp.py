@@ -1,0 +1,57 @@
+"""llama.cpp: ``--cache-type-k`` and ``--cache-type-v``, each for the whole model.
+
+Blocks of 32 along D (``cache.engines``). Quantized types are rotated by llama.cpp itself where D is a multiple of 64
+(src/llama-kv-cache.cpp): keys in blocks of the largest 64 · 2^n that divides D, values in blocks of 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvstages.export.choices import Alternative, each_side
+from kvstages.export.engine import Engine, Format, Layers
+
+# Types, and whether they stand for other quantizers' precisions.
+TYPES = {"q8_0": True, "q5_1": False, "q5_0": True, "q4_1": False, "q4_0": True}
+ROTATED = 64
+
+
+def rotation(width: int) -> str:
+    """The options of the rotation that llama.cpp applies to heads of a width; "" for none."""
+    if width % ROTATED:
+        return ""
+    block = ROTATED * ((width // ROTATED) & -(width // ROTATED))
+    keys = "hadamard" if block == width else f"hadamard{block}"
+    values = "hadamard" if width == ROTATED else f"hadamard{ROTATED}"
+    return f"-{keys}" if keys == values else f"-k.{keys}+v.{values}"
+
+
+class LlamaCpp(Engine):
+    name = "llama-cpp"
+    file = "flags.txt"
+    note = (
+        "llama.cpp stores what is not quantized in FP16, here it is BF16; it reads a step's own key and value as they "
+        "are stored, here they are exact."
+    )
+
+    def formats(self, width: int) -> list[Format]:
+        turned = rotation(width)
+        return [Format("bf16", "f16"), *(Format(name + turned, name, stand_in) for name, stand_in in TYPES.items())]
+
+    def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:
+        rows = np.repeat(np.arange(len(formats))[:, None], layers, axis=1)
+        return [each_side(layers, rows)]
+
+    def text(self, layers: Layers) -> str:
+        keys, values = layers[0]
+        flash = "" if values.word == "f16" else " --flash-attn on"
+        return f"--cache-type-k {keys.word} --cache-type-v {values.word}{flash}\n"
+
+    def warnings(self, layers: Layers) -> list[str]:
+        keys, values = layers[0]
+        found = ["llama.cpp rotates quantized caches by itself; LLAMA_ATTN_ROT_DISABLE=1 turns that off."]
+        if keys.word != values.word:
+            found.append("Keys and values of two types need a CUDA build with GGML_CUDA_FA_ALL_QUANTS.")
+        return found if keys.word != "f16" or values.word != "f16" else []
