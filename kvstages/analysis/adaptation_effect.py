@@ -76,7 +76,7 @@ def read_models(
     first: pd.DataFrame | None = None
     found: dict[str, dict[int, dict[str, dict[str, np.ndarray]]]] = {}
     for path in evaluations:
-        table = read_columns(path, ["block", *METRICS], [*texts, "document"], ["document"])
+        table = read_columns(path, ["block", *METRICS], [*texts, "document"])
         if first is None:
             first = table
         same = ["policy", "block", "window"]
@@ -102,7 +102,7 @@ def read_models(
             raise ValueError(f"arm {arm}, seed {missing[0]}: no training.json, expected one for each adapted model")
         models[arm] = Model(order, metrics, [of_training[arm, seed] for seed in order if arm != ORIGINAL])
     rows = first[first["policy"] == first["policy"].iloc[0]]
-    documents = None if rows["document"].isna().any() or (rows["document"] == "").any() else list(rows["document"])
+    documents = None if rows["document"].isna().any() else list(rows["document"])
     return models, documents, first
 
 
@@ -167,18 +167,16 @@ def difference(
 
 
 def trained_for(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows that the sentence speaks of: arms against their control, at the first policy and at that they were trained
-    for."""
+    """The rows that the sentence speaks of: arms against their control, at the first policy and at that which they were
+    trained for."""
     first = table["policy"].iloc[0]
     own = (table["policy"] == table["trained_policy"]) | (table["policy"] == first)
     return table[(table["against"] != ORIGINAL) & own]
 
 
 def sentence(table: pd.DataFrame) -> str:
-    """One sentence that says what the intervals of ``kl_effect`` say, of each arm against its control; empty without one.
-
-    It follows from ``finding`` alone.
-    """
+    """One sentence that says what the intervals of ``kl_effect`` say, of each arm against its control; empty where no
+    arm has one. It follows from ``finding`` alone."""
     rows = trained_for(table)
     if not len(rows):
         return ""

@@ -17,8 +17,8 @@ SETTINGS = ["steps", "learning_rate", "beta"]
 def choose(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Those rows as columns, with ``chosen``: 1 for the trained row of the least mean_kl, 0 for the others.
 
-    Of equal ones the one with fewer steps is chosen, then the smaller learning rate, then the larger β. The model before
-    training (steps 0) is there to compare with, and is never chosen. ValueError where nothing was trained.
+    Of equal ones the one with fewer steps is chosen, then the smaller learning rate, then the larger β. The model
+    before training (steps 0) is there to compare with, and is never chosen. ValueError where nothing was trained.
     """
     trained = [row for row in rows if row["steps"]]
     if not trained:

@@ -1,8 +1,8 @@
 """Adaptation: a few steps of training with a noisy or quantized KV cache, against a frozen reference.
 
-docs/method.md, "Adaptation". Loss = cross entropy + β · KL(student || reference). An arm says what training does to keys
-and values: nothing (a control), uniform noise, or the quantizer itself with straight-through gradients. Evaluation has
-no noise. All arms take the same blocks in the same order.
+docs/method.md, "Adaptation". Loss = cross entropy + β · KL(student || reference). An arm says what training does to
+keys and values: nothing (a control), uniform noise, or the quantizer itself with straight-through gradients. Evaluation
+has no noise. All arms take the same blocks in the same order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The arms of an adaptation, as a study's configuration names them.
 
 An entry says what training does to the cache (``noise`` or ``straight-through`` with a policy; neither is a control),
-the ``weights``' number format, the ``seeds``, and the settings: ``steps``, ``learning_rate`` and ``beta``, each a number
-or a list to choose from on the reserved window; or ``settings_of`` another arm. ``control`` names the arm that it is
-compared with. Imports nothing of the configuration's checks, which use it.
+the ``weights``' number format, the ``seeds``, and the settings: ``steps``, ``learning_rate`` and ``beta``, each a
+number or a list to choose from on the reserved window; or ``settings_of`` another arm. ``control`` names the arm that
+it is compared with. Imports nothing of the configuration's checks, which use it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def check_arms(arms: Mapping[str, Arm], where: str) -> None:
         source = settings_arm(arms, name)
         if source not in arms or "settings_of" in arms[source]:
             raise ValueError(f"{at}.settings_of: {source}, expected an arm with settings of its own")
-        if "control" in arm:
-            _check_control(arms, name, at)
+    for name in arms:
+        if "control" in arms[name]:
+            _check_control(arms, name, f"{where}.{name}")
 
 
 def _check_control(arms: Mapping[str, Arm], name: str, at: str) -> None:

@@ -31,15 +31,16 @@ TABLE = Entry(
 # The arm of this project that repeats the published recipe.
 PUBLISHED_ARM = "published"
 NOTES = [
-    "Effect: (arm quantized − arm BF16) − (the same of what it is compared with): how much more quantization adds under "
-    "the arm. Below 0 the training helps. Brackets hold the 95 % interval over seeds and {over} (Student's t); where it "
-    "holds 0, no effect is established.",
-    "KL to the original counts the drift of training, too. KL to its own BF16 cache compares each model with itself, so "
-    "that only its response to quantization is left. Removed: the share of what quantization adds that the arm has less "
-    "of.",
+    "Effect: (arm quantized − arm BF16) − (the same of what it is compared with): how much more quantization adds "
+    "under the arm. Below 0 the training helps. Brackets hold the 95 % interval over seeds and {over} (Student's t); "
+    "where it holds 0, no effect is established.",
+    "KL to the original counts the drift of training, too. KL to its own BF16 cache compares each model with itself, "
+    "so that only its response to quantization is left. Removed: the share of what quantization adds that the arm has "
+    "less of.",
     "An arm without noise draws nothing and has one seed: its interval is over {over} alone. All arms take the same "
     "blocks in the same order. Evaluation has no noise.",
-    "Settings that were chosen were chosen on the reserved window; the validation window was measured once, with these.",
+    "Settings that were chosen were chosen on the reserved window; the validation window was measured once, with "
+    "these.",
 ]
 
 
@@ -48,8 +49,8 @@ def make(
 ) -> tuple[pd.DataFrame, str]:
     """Rows by arm, what it is compared with (its control, the original model) and policy.
 
-    ``evaluations`` are evaluation.csv files of the original model and of the adapted ones, ``records`` the training.json
-    files of these, all in ARM/seed-SEED folders; arms keep the order given.
+    ``evaluations`` are evaluation.csv files of the original model and of the adapted ones, ``records`` the
+    training.json files of these, all in ARM/seed-SEED folders; arms keep the order given.
     """
     models, documents, first = read_models(evaluations, records)
     table = effects(models, documents)
