@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from kvstages.commands import options
+from kvstages.commands import options, training_options
 
 
 @click.command("adapt")
 @options.model
 @options.windows
-@options.training
+@training_options.training
 @click.option("--arm", "name", default="", help="Name of the arm, kept in the record.")
 @click.option("--control", default="", help="Name of the arm that it is compared with, kept in the record.")
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Training steps.")
@@ -85,7 +85,7 @@ def command(
     identity = read_identity(model)
     tokens = load_window(windows, window, identity.shape).to(place)
     cache, policy = (NOISE, noise) if noise is not None else (STRAIGHT_THROUGH, straight_through)
-    called, grid = ("", None) if policy is None else options.named_grid(policy, identity)
+    called, grid = ("", None) if policy is None else training_options.named_grid(policy, identity)
     cache = None if grid is None else cache
     arm = Arm(cache, grid, steps, batch, learning_rate, weight_decay, clip, beta)
     training = Training(model, DTYPES[compute_dtype], place, tokens, memory_mb << 20)

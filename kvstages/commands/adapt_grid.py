@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from kvstages.commands import options
+from kvstages.commands import options, training_options
 
 
 @click.command("adapt-grid")
 @options.model
 @options.windows
-@options.training
+@training_options.training
 @click.option("--steps", type=click.IntRange(min=1), multiple=True, required=True, help="Training steps. Repeat.")
 @click.option("--learning-rate", type=click.FloatRange(min=0), multiple=True, required=True, help="Repeat.")
 @click.option("--beta", type=click.FloatRange(min=0), multiple=True, required=True, help="Weight of the KL. Repeat.")
@@ -67,7 +67,7 @@ def command(
     place = prepare(device, threads)
     identity = read_identity(model)
     tokens, reserved = (load_window(windows, name, identity.shape).to(place) for name in (window, measured_on))
-    called, precisions = options.named_grid(policy, identity)
+    called, precisions = training_options.named_grid(policy, identity)
     training = Training(model, DTYPES[weights], place, tokens, memory_mb << 20)
     grid = Grid(cache, precisions, tuple(steps), tuple(learning_rate), tuple(beta), batch, weight_decay, clip, seed)
     with options.progress("adapt-grid") as report:

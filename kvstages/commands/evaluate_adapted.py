@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvstages.commands import options
+from kvstages.commands import options, training_options
 
 
 @click.command("evaluate-adapted")
@@ -16,7 +16,7 @@ from kvstages.commands import options
 @click.option(
     "--policy",
     "policies",
-    type=options.PolicyOrPrecision(),
+    type=training_options.PolicyOrPrecision(),
     multiple=True,
     required=True,
     metavar="POLICY",
@@ -61,7 +61,7 @@ def command(
     logits = read_reference(reference, record)
     decoder = open_decoder(model, setting.dtype, place).pack()
     identity = read_identity(model)
-    names, grids = zip(*(options.named_grid(policy, identity) for policy in policies), strict=True)
+    names, grids = zip(*(training_options.named_grid(policy, identity) for policy in policies), strict=True)
     repeated = [name for index, name in enumerate(names) if name in names[:index]]
     if repeated:
         raise ValueError(f"--policy: {repeated[0]} is given twice")
