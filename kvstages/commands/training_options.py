@@ -41,6 +41,8 @@ def named_grid(policy: str, model: ModelIdentity) -> tuple[str, PrecisionGrid]:
 
     if not policy.endswith(POLICY_FILE):
         return policy, PrecisionGrid.uniform(model.shape.layers, model.shape.heads, policy)
+    if not Path(policy).exists():
+        raise ValueError(f"{policy}: there is no such file, expected a policy of the stage allocate")
     record = read_policy(Path(policy), model)
     return record["policy"], PrecisionGrid.of_record(record["precisions"])
 
@@ -71,5 +73,3 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
-
-
