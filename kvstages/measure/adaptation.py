@@ -115,8 +115,9 @@ def adapt(
         rows = next(chosen)
         model.requires_grad_(True).train()
         model.zero_grad()
+        cache = training_cache(model, arm, generator)
         try:
-            states = model.run_layers(model.embed(tokens[rows]), training_cache(model, arm, generator))
+            states = model.run_layers(model.embed(tokens[rows]), cache)
         except ValueError as error:
             raise ValueError(f"adaptation, seed {seed}, step {step}: {error}; lower the learning rate") from None
         # The output layer's backward pass ends at its own copy of the states; that of the layers starts from there.
