@@ -36,7 +36,7 @@ from kvstages.policies import names
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import DOCUMENTS, FILES, check_shared, load_studies
-from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, Studies, Study, once, options_of
+from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, EXPORT_FILES, Studies, Study, once, options_of
 
 min_version("9.0")
 
@@ -120,6 +120,7 @@ include: "workflow/rules/scores.smk"
 include: "workflow/rules/policies.smk"
 include: "workflow/rules/measurement.smk"
 include: "workflow/rules/comparison.smk"
+include: "workflow/rules/export.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/tables.smk"

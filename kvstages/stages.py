@@ -16,12 +16,14 @@ GROUPS: dict[str, dict[str, str]] = {
         "calibrate": "Write what quantizer schemes need to know of a model's keys and values.",
         "gradients": "Score every unit at once, from gradients.",
         "project": "Score further precisions from gradients that were kept.",
+        "score-engines": "Score every unit at the formats of engines, from gradients.",
     },
     "Policies": {
         "allocate": "Give every unit a precision, under a budget or uniformly.",
         "refine": "Allocate again by scores that were measured around a policy.",
         "policy-set": "Make a set of policies to measure together: at equal bytes, or a frontier.",
         "import-policy": "Write the policy of a preset of KVTuner.",
+        "engine-set": "Make the set of policies that tells what the restrictions of engines cost.",
         "export": "Write what makes an engine run a policy, and the policy that it then runs.",
     },
     "Measurement": {

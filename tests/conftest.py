@@ -84,6 +84,8 @@ STUDY = {
     },
 }
 
+EXPORT = {"policy": "greedy-0.5", "engines": ["vllm", "modelopt"]}
+
 DRAWN = {"documents": 4, "blocks": 4, "seed": 0}
 
 # Every allocator, unit and precision, on few policies.
@@ -279,7 +281,7 @@ def finished(
         project = Project(folder, probe)
         shutil.copytree(artifacts[0], folder / "resources" / "bundled" / "small")
         study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
-        project.configure({**study, "comparison": COMPARISON})
+        project.configure({**study, "comparison": COMPARISON, "export": EXPORT})
         project.run("--cores", "2")
 
     return Project(built_once(tmp_path_factory, "finished", build), probe)

@@ -160,3 +160,27 @@ def write_comparison(folder: Path, budgets: Sequence[str] = ("0.01", "0.04"), bl
             )
     write_set(folder / "frontier", policies)
     return folder
+
+
+def write_export(folder: Path, blocks: int = 8, seed: int = 0) -> Path:
+    """export/joint.csv of a study: a policy, what two engines make of it, and the best of each, with made-up KL."""
+    random = np.random.default_rng(seed)
+    shape = random.lognormal(0, 0.5, blocks)
+    # recipe: allocator, unit, precisions, bytes, joint KL
+    recipes = {
+        "own": ("greedy", "head", "int8 int4", 200_000, 1.0),
+        "vllm-projected": ("projected", "layer", "int8_per_token_head int4_per_token_head", 250_000, 0.5),
+        "vllm-allocated": ("exact", "layer", "int8_per_token_head int4_per_token_head", 250_000, 0.4),
+        "vllm-own": ("greedy", "head", "int8 int4", 250_000, 0.3),
+        "modelopt-projected": ("projected", "layer", "fp8_e4m3 nvfp4", 230_000, 0.9),
+        "modelopt-allocated": ("exact", "layer", "fp8_e4m3 nvfp4", 229_000, 0.8),
+        "modelopt-own": ("greedy", "head", "int8 int4", 230_000, 0.45),
+        "modelopt-allocated-own": ("exact", "layer", "fp8_e4m3 nvfp4", 199_000, 1.1),
+    }
+    rows = [
+        policy_rows(recipe, 1e-2 * level * shape * random.lognormal(0, 0.05, blocks), recipe, allocator,
+                    unit=unit, precisions=precisions, size=size, limit=size, proxy=1e-2 * level)
+        for recipe, (allocator, unit, precisions, size, level) in recipes.items()
+    ]  # fmt: skip
+    write_gappy(folder / "export" / "joint.csv", pd.concat(rows))
+    return folder / "export" / "joint.csv"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from gappy import write_gappy
-from made_up import write_comparison
+from made_up import write_comparison, write_export
 
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
 from kvstages.analysis.published import (
@@ -74,6 +74,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     write_adapted(folder / "adaptation" / "original" / "seed-0", "", "", original, 0)
     write_grid(folder / "adaptation" / "published")
     write_comparison(folder)
+    write_export(folder)
     write_gradients(folder, scores)
     return folder
 
@@ -191,6 +192,7 @@ def table_arguments(name: str, study: Path) -> list[str]:
         "prediction": [
             str(study / "gradients" / "predictions.csv"), "--held-out", str(study / "frontier" / "joint.csv"),
         ],
+        "engines": [str(study / "export" / "joint.csv")],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),
             "--sensitivity", str(study / SENSITIVITY),

@@ -19,12 +19,12 @@ from torch import Tensor
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS, packed_width
+from kvstages.cache.precisions import BITS, MAX_CODES, packed_width
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
 from kvstages.cache.schemes import SIDES, Bytes
 from kvstages.cache.sides import join, part
-from kvstages.cache.stores import PaddedStore, Store
+from kvstages.cache.stores import PaddedStore, Store, grown
 
 
 class Turned(NamedTuple):
@@ -33,6 +33,19 @@ class Turned(NamedTuple):
     group: Group
     keys: Tensor
     values: Tensor
+
+
+# Values that are reconstructed at once: 1 MiB of them in FP32.
+SLICE_VALUES = 1 << 18
+
+
+def put(out: Tensor, rows: Sequence[int], values: Tensor) -> None:
+    """Write ``values`` [B, R, T, D], rounded to the dtype of ``out`` [B, 2H, T, D], to some of its rows."""
+    if list(rows) == list(range(out.shape[1])):
+        out.copy_(values)
+        return
+    for index, row in enumerate(rows):
+        out[:, row] = values[:, index]
 
 
 class LayerCache:
@@ -55,6 +68,7 @@ class LayerCache:
         sides: str = "kv",
     ):
         self.layer, self.length, self.head_dim, self.arithmetic = layer, 0, head_dim, arithmetic
+        self.batch = batch
         self.read = ReadBack(row, layer, device, (head_dim, head_dim), contexts, sides)
         self.heads = len(row) // len(sides)
         # Groups that are read back rotated, with the KV heads of their keys and of their values.
@@ -85,6 +99,10 @@ class LayerCache:
             for name, (rows, width, dtype) in widths.items()
         }
         self.unsettled: Tensor | None = None
+        # Rows as numbers: a step that asks a GPU for them would wait for it.
+        self.places = {name: rows.tolist() for name, rows in self.read.rows.items()}
+        self.dense_places = self.read.dense_rows.tolist()
+        self.group_places = [group.rows.tolist() for group in self.read.groups]
 
     def update(self, both: Tensor) -> Tensor:
         """Append T positions [B, 2H, T, D]; return what their attention sees, [B, 2H, S, D]: the reconstructed past,
@@ -99,7 +117,9 @@ class LayerCache:
             self.unsettled = self._append(both, start, stop)
             seen = past[:, :, :stop]
         else:
-            seen = torch.cat((self.reconstruct(), new), dim=2)
+            seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
+            self.reconstruct_into(seen[:, :, :start])
+            seen[:, :, start:] = new
             self._append(both, start, stop)
         self.length = stop
         return seen
@@ -117,6 +137,11 @@ class LayerCache:
                     where = slice(start, start + values.shape[2])
                     rows = torch.arange(len(past), device=past.device) if rows is None else rows
                     past[rows.unsqueeze(1), group.rows, where] = values
+
+    def extend_padding(self, padding: Tensor) -> None:
+        """Say how many positions of padding [B] those sequences begin with that hold nothing else so far."""
+        for _, store in self.groups:
+            store.extend(padding)
 
     def check_crop(self, count: int) -> None:
         """ValueError where the last ``count`` positions cannot be dropped."""
@@ -139,6 +164,7 @@ class LayerCache:
 
     def select(self, rows: Tensor) -> None:
         """Keep these sequences (indices, in this order; one may come twice)."""
+        self.batch = len(rows)
         self.store = {name: stored.index_select(0, rows) for name, stored in self.store.items()}
         if self.unsettled is not None:
             self.unsettled = self.unsettled.index_select(0, rows)
@@ -195,33 +221,38 @@ class LayerCache:
         return None if settled is both else settled
 
     def _reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` positions; capacity at least doubles, so growing copies each position O(1) times."""
-        capacity = self.store["past"].shape[2]
-        if tokens <= capacity:
+        """Make room for ``tokens`` positions (see ``stores.grown``)."""
+        if tokens <= self.store["past"].shape[2]:
             return
         for name, old in self.store.items():
-            new = old.new_empty((*old.shape[:2], max(tokens, 2 * capacity), old.shape[3]))
+            new = old.new_empty((*old.shape[:2], grown(tokens), old.shape[3]))
             new[:, :, : self.length] = old[:, :, : self.length]
             self.store[name] = new
 
     def _stored(self, name: str) -> Tensor:
         return self.store[name][:, :, : self.length]
 
-    def reconstruct(self) -> Tensor:
-        """All positions as stored, unpacked, in the arithmetic dtype: [B, 2H, tokens, D]."""
+    def reconstruct_into(self, out: Tensor) -> None:
+        """Write all positions as stored, unpacked, to ``out`` [B, 2H, tokens, D] of the arithmetic dtype.
+
+        A slice of the past at a time, so that what is between codes and values stays in a processor's cache.
+        """
         read = self.read
-        if self.dense_in_past:
-            dense = self._stored("past").index_select(1, read.dense_rows)
-        else:
-            dense = self._stored("dense").to(self.arithmetic)
-        parts = [dense]
-        if read.quantized:
-            codes = torch.cat([unpack(self._stored(name), BITS[name], self.head_dim) for name in read.quantized], dim=1)
-            levels = read.levels.index_select(0, read.quantized_rows)
-            parts.append(dequantize(codes, self._stored("scales").squeeze(-1), levels, self.arithmetic))
-        parts += [store.read() for _, store in self.groups]
-        order = torch.cat((read.dense_rows, read.quantized_rows, *(group.rows for group, _ in self.groups)))
-        return torch.cat(parts, dim=1).index_select(1, order.argsort())
+        if self.dense_places:
+            put(out, self.dense_places, self._stored("dense"))
+        first = 0
+        for name in read.quantized:
+            rows = self.places[name]
+            scales = self._stored("scales")[:, first : first + len(rows), :, 0]
+            first += len(rows)
+            step = max(1, SLICE_VALUES // max(1, len(out) * len(rows) * self.head_dim))
+            for start in range(0, self.length, step):
+                part = slice(start, min(start + step, self.length))
+                codes = unpack(self._stored(name)[:, :, part], BITS[name], self.head_dim)
+                values = dequantize(codes, scales[:, :, part], MAX_CODES[name], torch.float32)
+                put(out[:, :, part], rows, values)
+        for places, (_, store) in zip(self.group_places, self.groups, strict=True):
+            put(out, places, store.read())
 
     @property
     def payload_bytes(self) -> int:
@@ -261,6 +292,14 @@ class UnevenLayerCache:
         return self.sides[0].length
 
     @property
+    def batch(self) -> int:
+        return self.sides[0].batch
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        return self.sides[0].arithmetic
+
+    @property
     def heads(self) -> int:
         return self.sides[0].heads
 
@@ -272,6 +311,10 @@ class UnevenLayerCache:
         """As ``LayerCache.update``."""
         sides = zip(self.sides, both.chunk(2, dim=1), strict=True)
         return join(*(cache.update(side[..., : cache.head_dim]) for cache, side in sides))
+
+    def extend_padding(self, padding: Tensor) -> None:
+        for side in self.sides:
+            side.extend_padding(padding)
 
     def settle(self) -> None:
         for side in self.sides:

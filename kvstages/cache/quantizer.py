@@ -76,6 +76,13 @@ def unpack(packed: Tensor, bits: int, head_dim: int) -> Tensor:
     import torch
 
     per_word, word_bytes = _word(bits)
+    if per_word == 1:
+        return packed.view(torch.int8)[..., :head_dim]
+    if per_word == 2:
+        # The second code to the byte above, and the signs extended in both bytes at once.
+        words = packed.to(torch.int16)
+        words.bitwise_or_(words << 4).bitwise_and_(0x0F0F).bitwise_xor_(0x0808)
+        return words.view(torch.int8).sub_(8)[..., :head_dim]
     if word_bytes == 1:
         words = packed.view(torch.int8)
     else:

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from kvstages.cache.coding import Codec, Encoded
 
+# Empty room that even the smallest store may have, in tokens.
+SPARE = 16
+
 
 class Settled(NamedTuple):
     """Tokens that turned from exact to quantized: ``values`` [b, H, T, D] from token ``start`` on, in the sequences
@@ -26,9 +29,14 @@ class Settled(NamedTuple):
     values: Tensor
 
 
+def grown(tokens: int) -> int:
+    """The capacity that a store gets which must hold ``tokens``: a 32nd more, so that little of what is resident is
+    empty. A token is then copied about 32 times however many follow."""
+    return tokens + max(SPARE, tokens // 32)
+
+
 class Growing:
-    """A tensor [B, H, capacity, W] of which the first ``length`` tokens count; capacity at least doubles, so growing
-    copies each token O(1) times."""
+    """A tensor [B, H, capacity, W] of which the first ``length`` tokens count."""
 
     def __init__(self, like: Tensor, capacity: int):
         self.length = 0
@@ -37,11 +45,9 @@ class Growing:
     def append(self, x: Tensor) -> None:
         start, self.length = self.length, self.length + x.shape[2]
         if self.length > self.data.shape[2]:
-            grown = self.data.new_empty(
-                (*self.data.shape[:2], max(self.length, 2 * self.data.shape[2]), self.data.shape[3])
-            )
-            grown[:, :, :start] = self.data[:, :, :start]
-            self.data = grown
+            larger = self.data.new_empty((*self.data.shape[:2], grown(self.length), self.data.shape[3]))
+            larger[:, :, :start] = self.data[:, :, :start]
+            self.data = larger
         self.data[:, :, start : self.length] = x
 
     @property
@@ -101,7 +107,8 @@ class Store:
         if due <= 0:
             return []
         start = self.first.shape[2] + self.quantized
-        tokens, self.last = self.last[:, :, :due], self.last[:, :, due:]
+        # A copy: a slice would keep the memory of all of them.
+        tokens, self.last = self.last[:, :, :due], self.last[:, :, due:].clone()
         return [Settled(None, start, self._quantize(tokens.to(self.arithmetic)))]
 
     def read(self) -> Tensor:
@@ -162,7 +169,8 @@ class Store:
         stored = self.codec.pack(coded)
         if self.codes is None:
             self.codes = Growing(stored.codes, self.capacity)
-            self.parameters = [Growing(each, self.capacity) for each in stored.parameters]
+            groups = -(-self.capacity // self.codec.method.tokens)
+            self.parameters = [Growing(each, groups) for each in stored.parameters]
         self.codes.append(stored.codes)
         for growing, each in zip(self.parameters, stored.parameters, strict=True):
             growing.append(each)
@@ -191,6 +199,17 @@ class PaddedStore:
             int(count): (rows := (padding == count).nonzero().flatten(), Store(batch=len(rows), **options))
             for count in padding.unique()
         }
+
+    def extend(self, padding: Tensor) -> None:
+        """Sequences that hold nothing but padding so far begin with ``padding`` [B] tokens of it, as many or more."""
+        waiting = self.parts.pop(self.tokens, None)
+        if waiting is None:
+            return
+        rows = waiting[0]
+        self.padding = self.padding.index_copy(0, rows, padding[rows])
+        for count in padding[rows].unique():
+            own = rows[padding[rows] == count]
+            self.parts[int(count)] = own, Store(batch=len(own), **self.options)
 
     def append(self, x: Tensor) -> Tensor:
         """Take tokens, padding included; see ``Store.append``."""

@@ -24,7 +24,10 @@ KEYS = ("nbits_key", "nbits_value")
 class KVTuner(Engine):
     name = "kvtuner"
     file = "kvtuner.yaml"
-    note = "The quantizer is KVTuner's per-token one; its zero point is a whole number of steps, here it is in FP16."
+    note = (
+        "The quantizer is KVTuner's per-token one; its zero point is a whole number of steps, here it is in FP16. "
+        "Bytes are those of packed codes, which not every backend of KVTuner packs."
+    )
 
     def formats(self, width: int) -> list[Format]:
         return [Format(QUANTIZERS["per-token"].format(bits), str(bits)) for bits in BITS]

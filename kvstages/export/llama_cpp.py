@@ -15,6 +15,8 @@ from kvstages.export.engine import Engine, Format, Layers
 
 # Types, and whether they stand for other quantizers' precisions.
 TYPES = {"q8_0": True, "q5_1": False, "q5_0": True, "q4_1": False, "q4_0": True}
+# Types that CUDA builds of llama.cpp leave out of flash attention unless they are asked for.
+LESS_COMMON = ("q5_1", "q5_0", "q4_1")
 ROTATED = 64
 
 
@@ -52,6 +54,6 @@ class LlamaCpp(Engine):
     def warnings(self, layers: Layers) -> list[str]:
         keys, values = layers[0]
         found = ["llama.cpp rotates quantized caches by itself; LLAMA_ATTN_ROT_DISABLE=1 turns that off."]
-        if keys.word != values.word:
-            found.append("Keys and values of two types need a CUDA build with GGML_CUDA_FA_ALL_QUANTS.")
+        if keys.word != values.word or keys.word in LESS_COMMON:
+            found.append("On CUDA this pair of types needs a build with GGML_CUDA_FA_ALL_QUANTS.")
         return found if keys.word != "f16" or values.word != "f16" else []

@@ -11,6 +11,8 @@ from kvstages.policies.budgets import BITS, BYTES, NATS, Budget
 LAYER = r"\d\d+"
 # The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
 ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
+# Engines that take policies, each a class in kvstages/export.
+ENGINES = ("vllm", "modelopt", "llama-cpp", "ik-llama-cpp", "kvtuner")
 BUDGET = rf"(?:{BYTES}|{BITS}|{NATS})"
 POLICY = rf"bf16|{PRECISION}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
 

@@ -27,7 +27,7 @@ from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.policies.budgets import BITS, BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET, POLICY, policy_name, split_policy
+from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name, split_policy
 from kvstages.study import arms
 from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows, window_of
@@ -104,13 +104,14 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "budgets": budgets,
                 "adaptation": adaptation,
             },
-            {"published": published, "comparison": comparison},
+            {"published": published, "comparison": comparison, "export": export},
         )
         check_windows({name: window_of(value) for name, value in study["windows"].items()}, study["block"])
         drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
         if drawn and DOCUMENTS not in study["artifacts"]["files"]:
             raise ValueError(f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
         check_adapted_policies(study)
+        check_exported_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
 
@@ -136,6 +137,15 @@ def check_adapted_policies(study: Mapping[str, Any]) -> None:
             raise ValueError(f"{where}: {policy}, expected a precision or one of {', '.join(allocated)}")
         if split_policy(policy)[1] is None:
             precision(where, policy)
+
+
+def check_exported_policy(study: Mapping[str, Any]) -> None:
+    """ValueError unless the policy that engines are to run is one that an allocator of the study makes."""
+    if "export" in study:
+        allocated = [policy_name(*pair) for pair in itertools.product(study["allocators"], study["budgets"])]
+        policy = study["export"]["policy"]
+        if policy not in allocated:
+            raise ValueError(f"export.policy: {policy}, expected an allocated one: {', '.join(allocated)}")
 
 
 def study_file(name: str) -> str:
@@ -465,6 +475,24 @@ def comparison(where: str, value: Any) -> None:
     )
 
 
+def policy_of_study(where: str, value: Any) -> None:
+    """The name of a policy."""
+    if not isinstance(value, str) or not re.fullmatch(POLICY, value):
+        raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
+
+
+def export(where: str, value: Any) -> None:
+    """A policy in the words of engines."""
+    keys(
+        value,
+        where,
+        {
+            "policy": policy_of_study,
+            "engines": lambda where, value: each(where, value, one_of(ENGINES), "engines"),
+        },
+    )
+
+
 def adaptation(where: str, value: Any) -> None:
     """Training with a noisy or quantized cache: what all arms share, the policies that they are measured with, and each
     arm by name; how arms fit together is checked afterwards (``arms.check_arms``)."""
@@ -474,12 +502,8 @@ def adaptation(where: str, value: Any) -> None:
         if value not in SEEDS:
             raise ValueError(f"{where}: {shown(value)}, expected less than 2^63 (a seed)")
 
-    def policy(where: str, value: Any) -> None:
-        if not isinstance(value, str) or not re.fullmatch(POLICY, value):
-            raise ValueError(f"{where}: {kind(value)}, expected the name of a policy, such as greedy-0.01 or int8")
-
     def quantized(where: str, value: Any) -> None:
-        policy(where, value)
+        policy_of_study(where, value)
         if value == "bf16":
             raise ValueError(f"{where}: bf16, expected a policy that quantizes; BF16 is measured in any case")
 

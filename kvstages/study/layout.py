@@ -21,7 +21,7 @@ from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.policies.budgets import Budget
-from kvstages.policies.names import layer_name, policy_name, policy_order, split_policy
+from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
 from kvstages.scores.columns import BF16_STEP, FLOOR
 from kvstages.study import arms
 from kvstages.study.configuration import DOCUMENTS
@@ -37,6 +37,16 @@ EVALUATION_FILES = ("evaluation.json", "positions.csv")
 ADAPTED_FILES = ("model.safetensors", "curve.csv", "training.json")
 # Folder of the model before training, among those of the adapted ones.
 BEFORE = (arms.ORIGINAL, "0")
+# What the stage export writes for each engine.
+EXPORT_FILES = {
+    engine: (
+        "policy.json",
+        "export.json",
+        {"modelopt": "hf_quant_config.json", "kvtuner": "kvtuner.yaml"}.get(engine, "flags.txt"),
+    )
+    for engine in ENGINES
+}
+ENGINE_SCORE_FILES = ("calibration.safetensors", "scores.csv", "projections.safetensors")
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,17 @@ class Study:
     def adapted_policies(self) -> list[str]:
         """Policies that every adapted model is measured with: those that the configuration names, and dense."""
         return [*self.settings["adaptation"]["policies"], "bf16"]
+
+    @property
+    def engines(self) -> list[str]:
+        """Engines that a policy is exported to; none where the study exports none."""
+        asked = self.settings.get("export", {}).get("engines", ())
+        return [engine for engine in ENGINES if engine in asked]
+
+    @property
+    def exported_policy(self) -> str:
+        """The policy that they are to run."""
+        return self.settings["export"]["policy"]
 
     @property
     def layer_runs(self) -> list[tuple[str, ...]]:
@@ -390,6 +411,30 @@ class Study:
         return self.result("gradients/predictions.csv") if self.compares else []
 
     @property
+    def exported_policy_files(self) -> list[str]:
+        """The policy that engines are to run."""
+        return self.files_of([self.exported_policy], "policy.json") if self.engines else []
+
+    @property
+    def engine_joint_files(self) -> list[str]:
+        """What was measured of policies in the words of engines."""
+        return self.result("export/joint.csv") if self.engines else []
+
+    @property
+    def export_output_files(self) -> list[str]:
+        """Every result of the export; none where the study exports nothing."""
+        if not self.engines:
+            return []
+        return self.result(
+            *(
+                f"export/{engine}/{self.exported_policy}/{name}"
+                for engine in self.engines
+                for name in EXPORT_FILES[engine]
+            ),
+            *(f"export/{name}" for name in (*ENGINE_SCORE_FILES, "policy-set.json", "joint.csv")),
+        )
+
+    @property
     def figure_files(self) -> list[str]:
         """Every figure of the study, with its plotted numbers."""
         return self.result(*(f"figures/{name}{suffix}" for name in self.figure_names for suffix in FIGURE_SUFFIXES))
@@ -422,6 +467,7 @@ class Study:
             *self.adapted_evaluation_files,
             *self.grid_files,
             *self.comparison_output_files,
+            *self.export_output_files,
             *self.figure_files,
             *self.table_files,
         ]
@@ -613,6 +659,22 @@ class Study:
         return [
             *("--allocator", allocator, "--budget", budget),
             *("--unit", self.settings["unit"], "--precisions", precisions),
+        ]
+
+    @property
+    def engine_arguments(self) -> list[str]:
+        """The engines, as arguments of ``score-engines`` and ``engine-set``."""
+        return options_of("--engine", self.engines)
+
+    @property
+    def export_commands(self) -> list[list[Any]]:
+        """The stages that write the policy in the words of each engine."""
+        return [
+            [
+                *("export", *self.exported_policy_files, "--engine", engine),
+                *("--output", *self.result(f"export/{engine}/{self.exported_policy}")),
+            ]
+            for engine in self.engines
         ]
 
     def sweep_commands(self, runs: Sequence[Sequence[str]], dtype: str) -> list[list[Any]]:

@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, SHARED, STUDY
+from conftest import COMPARISON, EXPORT, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
-from kvstages.study.layout import Studies, Study, options_of
+from kvstages.export.engines import ENGINES
+from kvstages.study.layout import EXPORT_FILES, Studies, Study, options_of
 
 FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
 FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
 PLAIN = {**STUDY, "artifacts": {"source": "local", "location": "/models", "files": FILES}}
 COMPARED = {**PLAIN, "comparison": COMPARISON}
+FULL = {**COMPARED, "export": EXPORT}
 
 
 def study(settings: dict[str, Any] = PLAIN, **more: Any) -> Study:
@@ -113,17 +115,23 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
 
 
 def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
-    assert study(COMPARED).figure_names == list(FIGURES) and study(COMPARED).table_names == list(TABLES)
+    assert study(FULL).figure_names == list(FIGURES) and study(FULL).table_names == list(TABLES)
     compared = {"equal-bytes", "frontier", "frontier-reduction", "proxy-joint", "gradients"}
     assert set(study().figure_names) == set(FIGURES) - compared
-    assert set(study().table_names) == set(TABLES) - compared - {"prediction"}
+    assert set(study().table_names) == set(TABLES) - compared - {"prediction", "engines"}
     assert "greedy-path" not in study(allocators=["exact"]).figure_names
     gradients = study(sensitivity="gradients")
     assert "floor" not in gradients.figure_names and "sensitivity" in gradients.figure_names
 
 
 def test_no_two_files_are_the_same_and_all_lie_in_the_folders_of_the_study() -> None:
-    for settings in (PLAIN, COMPARED, {**COMPARED, "compute_dtype": "bfloat16"}, {**PLAIN, "sensitivity": "gradients"}):
+    for settings in (
+        PLAIN,
+        COMPARED,
+        FULL,
+        {**COMPARED, "compute_dtype": "bfloat16"},
+        {**PLAIN, "sensitivity": "gradients"},
+    ):
         files = study(settings).all_files
         assert len(set(files)) == len(files)
         assert all(path.startswith(("results/small/", "resources/small/", "benchmarks/small/")) for path in files)
@@ -133,7 +141,7 @@ def test_no_two_files_are_the_same_and_all_lie_in_the_folders_of_the_study() -> 
 def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_takes_them(
     package: str, entries: dict[str, Entry]
 ) -> None:
-    full = study(COMPARED, published="gpt2-nano")
+    full = study(FULL, published="gpt2-nano")
     made = set(full.all_files)
     for name, entry in entries.items():
         assert set(full.entry_files(entry)) <= made
@@ -199,3 +207,12 @@ def test_two_entries_with_one_number_are_refused(tmp_path, monkeypatch) -> None:
     (package / "third.py").write_text(text.format(2))
     with pytest.raises(ValueError, match="drawings: two entries have the number 2"):
         entries("drawings")
+
+
+def test_engines_are_asked_for_in_one_order_and_each_has_its_file() -> None:
+    first = study(FULL, export={**EXPORT, "engines": ["kvtuner", "vllm", "modelopt"]})
+    other = study(FULL, export={**EXPORT, "engines": ["modelopt", "kvtuner", "vllm"]})
+    assert first.engine_arguments == ["--engine", "vllm", "--engine", "modelopt", "--engine", "kvtuner"]
+    assert other.all_files == first.all_files and other.export_commands == first.export_commands
+    assert {name: ("policy.json", "export.json", engine.file) for name, engine in ENGINES.items()} == EXPORT_FILES
+    assert study(COMPARED).engines == [] and study(COMPARED).export_output_files == []

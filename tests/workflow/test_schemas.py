@@ -34,7 +34,7 @@ SCHEMAS = {
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
 # Which arms there are, and whether they have a control, is up to a study.
-OPTIONAL = re.compile(r"published|comparison|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?")
+OPTIONAL = re.compile(r"published|comparison|export|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?")
 
 
 def mappings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

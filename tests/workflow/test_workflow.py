@@ -54,7 +54,7 @@ PUBLISHED_WAY = {"execution": "token-by-token", "compute_dtype": "bfloat16"}
 # In front of every stage, and what keeps the ledger: no part of what a stage does.
 LEDGER = (".commands.arguments", ".commands.several", ".files.finished", ".provenance", ".provenance.code")
 OUTSIDE = {f"kvstages{name}" for name in (*FRONT, *LEDGER)}
-RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json"}
+RECORDS = {"policy": "**/policy.json", "evaluation": "**/evaluation.json", "export": "**/export.json"}
 
 
 @pytest.fixture(scope="session")
@@ -279,7 +279,7 @@ def test_records_are_what_their_dictionary_says(finished: Project, name: str) ->
 def test_sets_of_policies_are_what_their_dictionary_says(finished: Project) -> None:
     results = finished.folder / "results" / "small"
     paths = [*results.glob("**/policy-set.json")]
-    assert len(paths) == 2
+    assert len(paths) == 3
     for path in paths:
         jsonschema.validate(json.loads(path.read_text()), dictionary("policy-set"))
 
