@@ -273,7 +273,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     ]
     noise = PrecisionGrid.uniform(config.num_layers, config.num_heads, "int4")
     arm = Arm(NOISE, noise, 50, 4, 1e-6, 0.01, 1.0, 1.0)
-    frozen = Frozen(random_model(config, dtype), adaptation, MEMORY)
+    frozen = Frozen(random_model(config, dtype), adaptation, 4, MEMORY)
 
     def logits(tokens: Tensor) -> Tensor:
         found = torch.empty(*tokens.shape, model.shape.vocabulary, dtype=setting.dtype)

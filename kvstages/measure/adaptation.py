@@ -7,7 +7,7 @@ has no noise. All arms take the same blocks in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from kvstages.cache.interventions import check_finite
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.adamw import AdamW
 from kvstages.measure.execution import position_slices
-from kvstages.measure.frozen import Frozen
+from kvstages.measure.frozen import Frozen, batches
 from kvstages.measure.training_caches import NoiseCache, StraightThroughCache
 from kvstages.models.decoder import Cache, CausalCache
 from kvstages.models.gpt2_nano import GPT
@@ -27,6 +27,8 @@ from kvstages.models.gpt2_nano import GPT
 NONE = -1
 # Bytes of a logit in training: itself, the reference's, logarithms of both, and what their losses keep and return.
 LOSS_BYTES = 48
+# Weights that are compared at once.
+SLICE = 1 << 20
 NOISE, STRAIGHT_THROUGH = "noise", "straight-through"
 
 
@@ -58,14 +60,6 @@ def training_cache(model: GPT, arm: Arm, generator: torch.Generator) -> Cache:
     if arm.grid is None:
         return CheckedCache(model.device)
     return NoiseCache(arm.grid, generator) if arm.cache == NOISE else StraightThroughCache(model, arm.grid)
-
-
-def batches(blocks: int, batch: int) -> Iterator[list[int]]:
-    """Endless batches of block indices, in order and round the window."""
-    position = 0
-    while True:
-        yield [(position + offset) % blocks for offset in range(batch)]
-        position = (position + batch) % blocks
 
 
 def losses(logits: Tensor, following: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,20 +135,27 @@ def adapt(
         model.requires_grad_(False).eval()
         progress((step + 1) / arm.steps)
         after(step + 1)
+    model.zero_grad()
     return curve
 
 
 def change(model: GPT, before: GPT) -> dict[str, float | int]:
     """How far training has moved the weights: how many there are, the share that changed at all, the norm of the change
     over that of the weights, and the mean and the largest change of one of them."""
-    pairs = [(own.double(), old.double()) for own, old in zip(model.parameters(), before.parameters(), strict=True)]
-    moved = [own - old for own, old in pairs]
-    count = sum(part.numel() for part in moved)
-    squares, whole = (sum(float(part.square().sum()) for part in parts) for parts in (moved, [old for _, old in pairs]))
+    count = moved = 0
+    squares = whole = absolute = largest = 0.0
+    for pair in zip(model.parameters(), before.parameters(), strict=True):
+        # Slices, so that a large tensor has no copy in FP64.
+        for own, old in zip(*(parameter.flatten().split(SLICE) for parameter in pair), strict=True):
+            old = old.double()
+            step = own.double() - old
+            count, moved = count + step.numel(), moved + int((step != 0).sum())
+            squares, whole = squares + float(step.square().sum()), whole + float(old.square().sum())
+            absolute, largest = absolute + float(step.abs().sum()), max(largest, float(step.abs().max()))
     return {
         "weights": count,
-        "changed_share": sum(int((part != 0).sum()) for part in moved) / count,
+        "changed_share": moved / count,
         "relative_change": (squares / whole) ** 0.5,
-        "mean_change": sum(float(part.abs().sum()) for part in moved) / count,
-        "largest_change": max(float(part.abs().max()) for part in moved),
+        "mean_change": absolute / count,
+        "largest_change": largest,
     }

@@ -1,4 +1,4 @@
-"""The frozen reference of an adaptation: the model as it was, and its logits on the batches that training takes.
+"""The frozen reference of an adaptation: the logits of the model as it was, on the batches that training takes.
 
 Every arm and seed of one dtype compares with the same reference, so those of one process share it (``shared``).
 Axes: B blocks, T tokens, E hidden width, V vocabulary.
@@ -6,7 +6,10 @@ Axes: B blocks, T tokens, E hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import copy
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,16 +22,32 @@ MOST_SHARED = 2
 _shared: dict[Hashable, Frozen] = {}
 
 
-class Frozen:
-    """Logits of a model on batches of a window's blocks [B, T], computed when they are first asked for.
+def batches(blocks: int, batch: int) -> Iterator[list[int]]:
+    """Endless batches of block indices, in order and round the window."""
+    position = 0
+    while True:
+        yield [(position + offset) % blocks for offset in range(batch)]
+        position = (position + batch) % blocks
 
-    States after the last layer are kept; logits, too, as far as they fit a quarter of ``memory`` (bytes).
+
+class Frozen:
+    """Logits of a model on the batches of a window's blocks [B, T], from its states after the last layer and a copy of
+    its output layer.
+
+    Logits are computed when they are first asked for, and kept as far as they fit a quarter of ``memory`` (bytes).
     """
 
-    def __init__(self, model: GPT, tokens: Tensor, memory: int):
-        self.model, self.tokens = model, tokens
+    @torch.no_grad()
+    def __init__(self, model: GPT, tokens: Tensor, batch: int, memory: int):
+        self.head = copy.deepcopy(model.lm_head)
         self.free = memory // 4
-        self.states: dict[tuple[int, ...], Tensor] = {}
+        causal, blocks = CausalCache(tokens.device), len(tokens)
+        # After so many batches they come again.
+        cycle = blocks // math.gcd(blocks, batch)
+        self.states = {
+            tuple(rows): model.run_layers(model.embed(tokens[rows]), causal)
+            for rows in itertools.islice(batches(blocks, batch), cycle)
+        }
         self.kept: dict[tuple[tuple[int, ...], int, int], Tensor] = {}
 
     @torch.no_grad()
@@ -37,10 +56,7 @@ class Frozen:
         key = rows, positions.start, positions.stop
         if key in self.kept:
             return self.kept[key]
-        if rows not in self.states:
-            x = self.model.embed(self.tokens[list(rows)])
-            self.states[rows] = self.model.run_layers(x, CausalCache(self.tokens.device))
-        found = self.model.logits(self.states[rows][:, positions])
+        found = self.head(self.states[rows][:, positions])
         if found.nbytes <= self.free:
             self.free -= found.nbytes
             self.kept[key] = found

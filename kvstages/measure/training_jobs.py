@@ -28,11 +28,11 @@ class Training:
     tokens: Tensor
     memory: int
 
-    def frozen(self) -> Frozen:
-        """The reference, which all trainings of a process on the same window in the same dtype share."""
+    def frozen(self, batch: int) -> Frozen:
+        """The reference, which all trainings of a process on the same batches in the same dtype share."""
         window = self.tokens.cpu().numpy().tobytes()
-        key = (sha256(self.path), self.dtype, self.place, window, tuple(self.tokens.shape), self.memory)
-        return shared(key, lambda: Frozen(self._load(), self.tokens, self.memory))
+        key = (sha256(self.path), self.dtype, self.place, window, tuple(self.tokens.shape), batch, self.memory)
+        return shared(key, lambda: Frozen(self.load(), self.tokens, batch, self.memory))
 
     def run(
         self,
@@ -45,12 +45,13 @@ class Training:
 
         ValueError where the memory is too little for a step.
         """
-        frozen = self.frozen()
-        model = self._load()
+        frozen = self.frozen(arm.batch)
+        model = self.load()
         block = training_bytes(model, arm.batch, self.tokens.shape[1])
         check_memory(least_bytes(model, block, arm.batch, LOSS_BYTES / model.dtype.itemsize), self.memory)
         curve = adapt(model, self.tokens, arm, seed, frozen, self.memory, progress, lambda step: after(model, step))
         return model, curve
 
-    def _load(self) -> GPT:
+    def load(self) -> GPT:
+        """The model before training."""
         return load_model(self.path, self.dtype, self.place)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLE = Entry(
-    number=10,
+    number=11,
     title="Settings of adaptation on the reserved window",
     inputs={"settings": Input("grid_files", "ARM/settings.csv", several=True)},
 )

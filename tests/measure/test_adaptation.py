@@ -20,12 +20,11 @@ from kvstages.measure.adaptation import (
     STRAIGHT_THROUGH,
     Arm,
     adapt,
-    batches,
     change,
     losses,
     training_cache,
 )
-from kvstages.measure.frozen import Frozen, shared
+from kvstages.measure.frozen import Frozen, batches, shared
 from kvstages.measure.metrics import divergence
 from kvstages.measure.training_caches import NoiseCache, StraightThroughCache
 
@@ -45,7 +44,7 @@ def arm(cache: str | None = None, precision: str = "int4", **other: float) -> Ar
 
 
 def train(model, tokens, settings, seed=0, memory=MEMORY, frozen=None, **more):
-    frozen = frozen or Frozen(random_model(dtype=model.dtype), tokens, memory)
+    frozen = frozen or Frozen(random_model(dtype=model.dtype), tokens, settings.batch, memory)
     return adapt(model, tokens, settings, seed, frozen, memory, **more)
 
 
@@ -134,16 +133,25 @@ class Replayed:
 def test_gradients_are_those_of_finite_differences(cache, monkeypatch):
     """In FP64, on a weight of each kind. What noise or rounding adds counts as a constant, so it is one here."""
     model, tokens = random_model(dtype=torch.float64), random_tokens(2)
-    reference = Frozen(random_model(dtype=torch.float64, seed=5), tokens, MEMORY)
+    reference = Frozen(random_model(dtype=torch.float64, seed=5), tokens, 2, MEMORY)
     settings = arm(cache, "int3", steps=1, learning_rate=0.0, weight_decay=0.0, clip=1e9)
     replayed = Replayed(training_cache(model, settings, torch.Generator().manual_seed(1)))
     monkeypatch.setattr(adaptation, "training_cache", lambda *given: replayed)
     gradients: dict[str, torch.Tensor] = {}
 
+    seen: dict[str, torch.Tensor] = {}
+    step_of = adaptation.AdamW.step
+
+    def look(optimizer):
+        seen.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
+        step_of(optimizer)
+
+    monkeypatch.setattr(adaptation.AdamW, "step", look)
+
     def loss(kept: dict | None = None) -> float:
         (step,) = train(model, tokens, settings, frozen=reference)
         if kept is not None:
-            kept |= {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+            kept |= seen
         return step["loss"]
 
     loss(gradients)
@@ -295,7 +303,7 @@ def test_one_reference_serves_all_arms_of_a_dtype():
     made = []
 
     def make() -> Frozen:
-        made.append(Frozen(random_model(), random_tokens(4), MEMORY))
+        made.append(Frozen(random_model(), random_tokens(4), 2, MEMORY))
         return made[-1]
 
     first = shared("a", make)
