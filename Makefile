@@ -7,6 +7,7 @@
 # make image   the container image, with podman or docker                     (envs/README.md)
 # make proof-image           the study inside the image and outside: the same SHA256SUMS
 # make proof-slurm           the study on a one-node SLURM while jobs and the node's daemon are killed
+# make proof-llama-cpp       llama.cpp with a quantized cache, and the same quantizer here, on the same tokens
 # make processors            numeric tests and the small study as if on several processors: the same bytes, or numbers?
 # make clean-study STUDY=S   remove everything that was made of the study S
 
@@ -21,7 +22,7 @@ export STUDY
 export PIP_USER := 0
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: study report test faults fuzz env lock image proof-image proof-slurm processors benchmark clean-study
+.PHONY: study report test faults fuzz env lock image proof-image proof-slurm proof-llama-cpp processors benchmark clean-study
 
 study: $(INSTALLED)
 	snakemake --cores 1 --resources gpu=1
@@ -74,6 +75,9 @@ image:
 
 proof-image: $(INSTALLED) image
 	proofs/image.sh
+
+proof-llama-cpp: $(INSTALLED)
+	python proofs/engine_llama_cpp.py
 
 processors: $(INSTALLED)
 	python proofs/processors.py

@@ -30,13 +30,14 @@ if not os.path.samefile(os.path.dirname(kvstages.__file__), os.path.join(REPOSIT
 
 from kvstages.analysis.entries import entries
 from kvstages.cli import main
-from kvstages.commands.planning import check_start, current_files, make_again, plan, several
+from kvstages.commands.planning import check_start, current_files, make_again, of_decoder, plan, several
 from kvstages.files import ledger
 from kvstages.policies import names
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
-from kvstages.study.configuration import DOCUMENTS, FILES, check_shared, load_studies
+from kvstages.study.configuration import check_shared, load_studies
 from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, EXPORT_FILES, Studies, Study, once, options_of
+from kvstages.study.pinned import ARTIFACTS
 
 min_version("9.0")
 
@@ -53,6 +54,9 @@ except ValueError as error:
     raise WorkflowError(str(error)) from None
 for line in unusable if workflow.is_main_process else []:
     logger.warning(f"{line}: nothing can be asked for of this study")
+
+# Digest and packages of a stage that opens a study's decoder.
+code, packages = of_decoder(STUDIES, stage_digest), of_decoder(STUDIES, stage_packages)
 
 # What a torch job takes of the resource `gpu`; the device itself is a key of the configuration.
 GPUS = 0 if config["device"] == "cpu" else 1
@@ -78,6 +82,11 @@ os.environ.setdefault(f"APPTAINERENV_{RUN}", os.environ[RUN])
 # A report shows what is there and current; --report-after-run reports on what this very command makes.
 REPORT = any(word.split("=")[0] == "--report" for word in sys.argv) and "--report-after-run" not in sys.argv
 SETTINGS = {study: STUDIES[study].configuration for study in STUDIES}
+SHOWN = {study: STUDIES[study].report_files for study in STUDIES}
+if REPORT:
+    SHOWN = {study: current_files(files, study, SETTINGS[study]) for study, files in SHOWN.items()}
+# Whether a rule marks a file for the report: one job makes figures that are current and others that are not.
+shows = {path for files in SHOWN.values() for path in files}.__contains__
 if not REPORT:
     for study, settings in SETTINGS.items():
         ledger.write_settings(study, settings)
@@ -104,8 +113,9 @@ container: config["container"]
 
 wildcard_constraints:
     study="|".join(re.escape(study) for study in STUDIES),
-    artifact="|".join((*FILES, DOCUMENTS)),
-    filename="[^/]+",
+    artifact="|".join(ARTIFACTS),
+    # A model's record is made, and not fetched.
+    filename=r"(?!decoder\.json$)[^/]+",
     window="[a-z]+",
     layer=names.LAYER,
     dtype="float32|bfloat16|float64",
@@ -120,6 +130,7 @@ include: "workflow/rules/scores.smk"
 include: "workflow/rules/policies.smk"
 include: "workflow/rules/measurement.smk"
 include: "workflow/rules/comparison.smk"
+include: "workflow/rules/screening.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"
@@ -130,7 +141,4 @@ include: "workflow/rules/records.smk"
 rule all:
     default_target: True
     input:
-        [
-            current_files(STUDIES[study].report_files, study, SETTINGS[study]) if REPORT else STUDIES[study].all_files
-            for study in config["studies"]
-        ],
+        [SHOWN[study] if REPORT else STUDIES[study].all_files for study in config["studies"]],

@@ -5,8 +5,10 @@ from __future__ import annotations
 # Group, then stage and what it does, in the order of the workflow.
 GROUPS: dict[str, dict[str, str]] = {
     "Inputs": {
+        "new-study": "Write the pinned file of a new study from a model and texts.",
         "fetch": "Copy or download one pinned artifact and verify its sha256.",
         "convert": "Check a checkpoint and write its weights as safetensors.",
+        "tokenize": "Turn text files into tokens, with a model's own tokenizer.",
         "windows": "Cut the token windows of a study out of a shard.",
         "reference": "Compute the logits of the unquantized reference on a window.",
     },
@@ -15,12 +17,14 @@ GROUPS: dict[str, dict[str, str]] = {
         "gather": "Gather the sweeps of all layers into one table of scores.",
         "calibrate": "Write what quantizer schemes need to know of a model's keys and values.",
         "gradients": "Score every unit at once, from gradients.",
+        "check-scores": "Measure a sample of scores from gradients, and those that are beyond second order.",
         "project": "Score further precisions from gradients that were kept.",
         "score-engines": "Score every unit at the formats of engines, from gradients.",
     },
     "Policies": {
         "allocate": "Give every unit a precision, under a budget or uniformly.",
         "refine": "Allocate again by scores that were measured around a policy.",
+        "screen": "Make the policies that compare quantizer schemes, and choose the best scheme.",
         "policy-set": "Make a set of policies to measure together: at equal bytes, or a frontier.",
         "import-policy": "Write the policy of a preset of KVTuner.",
         "engine-set": "Make the set of policies that tells what the restrictions of engines cost.",

@@ -84,6 +84,15 @@ STUDY = {
     },
 }
 
+# Few schemes, one of which stores tokens late, and few bits.
+SCREENING = {
+    "schemes": ["int4", "lloyd4-k.mean+mse+first1", "int4-k.channel4+zero"],
+    "bits": [8, 4, 2],
+    "measured": [4],
+    "budgets": ["6bits"],
+    "sample": 4,
+    "most": 2,
+}
 EXPORT = {"policy": "greedy-0.5", "engines": ["vllm", "modelopt"]}
 
 DRAWN = {"documents": 4, "blocks": 4, "seed": 0}
@@ -281,7 +290,7 @@ def finished(
         project = Project(folder, probe)
         shutil.copytree(artifacts[0], folder / "resources" / "bundled" / "small")
         study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
-        project.configure({**study, "comparison": COMPARISON, "export": EXPORT})
+        project.configure({**study, "comparison": COMPARISON, "screening": SCREENING, "export": EXPORT})
         project.run("--cores", "2")
 
     return Project(built_once(tmp_path_factory, "finished", build), probe)

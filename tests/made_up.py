@@ -9,11 +9,17 @@ import numpy as np
 import pandas as pd
 from gappy import write_gappy
 
+from kvstages.cache.precisions import bits_of
 from kvstages.files.atomic import write_json
+from kvstages.models.config import DecoderShape
+from kvstages.policies.screening import precisions_of, screening_set
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
+from kvstages.scores.second_order import Measured, check
+from kvstages.scores.table import read_scores
 
 # How much a score and a relative reconstruction error grow from INT8.
 GROWTH = {"int8": 1.0, "int4": 329.0, "int3": 1800.0, "int2": 16129.0}
+SCHEMES, BITS = ("int4", "centred4", "kivi4"), (8, 6, 5, 4, 3, 2)
 
 
 def sensitivity_table(
@@ -160,6 +166,48 @@ def write_comparison(folder: Path, budgets: Sequence[str] = ("0.01", "0.04"), bl
             )
     write_set(folder / "frontier", policies)
     return folder
+
+
+def scheme_scores(schemes: Sequence[str] = SCHEMES, layers: int = 2, heads: int = 2, seed: int = 0) -> pd.DataFrame:
+    """Scores from gradients of some schemes: fourfold for each bit less, a tenth where keys have an offset."""
+    random = np.random.default_rng(seed)
+    rows = sensitivity_table("gradients", layers, heads, ("kv", "k", "v"), ("int8",), None, seed)
+    tables = []
+    for name in precisions_of(schemes, BITS, BITS):
+        growth = 4.0 ** (8 - bits_of(name)) * (0.1 if "centred" in name else 1.0)
+        kl = rows["mean_kl"] * growth * random.lognormal(0, 0.1, len(rows))
+        tables.append(rows.assign(precision=name, mean_kl=kl, standard_error=kl / 9, compute_dtype="float32"))
+    return pd.concat(tables, ignore_index=True)
+
+
+def score_reader(path: Path, tokens: int = 64, head_dim: int = 64):
+    """What ``screening_set`` reads scores with: those of a decoder of 2 x 2 heads."""
+    shape = DecoderShape(2, 2, head_dim, head_dim, 40, 64, 128, 2)
+    return lambda unit, precisions: read_scores(path, shape, tokens, unit, precisions)
+
+
+def write_screening(folder: Path, blocks: int = 8, measured: Sequence[int] = (4, 2)) -> None:
+    """Scores, checks, policies and made-up joint measurements of a screening: 20 % more KL than the proxy."""
+    random = np.random.default_rng(1)
+    table = scheme_scores()
+
+    def measured_units(keys):
+        return {key: Measured(1e-4 * (key[0] + 1), 1e-6) for key in keys}
+
+    found, checks = check(table, ["int4", "int2", "centred4"], 8, 4, measured_units)
+    write_gappy(folder / "checks.csv", checks)
+    write_gappy(folder / "scores.csv", found)
+    record = screening_set(SCHEMES, BITS, measured, ["4.25bits", "3bits"], score_reader(folder / "scores.csv"))
+    write_json(folder / "policies.json", {**record, "tokens": 64, "execution": "one-pass", "compute_dtype": "float32"})
+    joint = [
+        policy_rows(
+            policy["policy"], 1.2 * policy["proxy"] * random.lognormal(0, 0.1, blocks), policy["recipe"],
+            policy["allocator"], policy["sensitivity"], policy["unit"], " ".join(policy["ladder"][1:]),
+            policy["bytes"]["total"], policy["proxy"], limit=policy["limit"],
+        ).assign(bf16_bytes=policy["bytes"]["bf16"])
+        for policy in record["policies"]
+    ]  # fmt: skip
+    write_gappy(folder / "joint.csv", pd.concat(joint))
 
 
 def write_export(folder: Path, blocks: int = 8, seed: int = 0) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from gappy import write_gappy
-from made_up import write_comparison, write_export
+from made_up import write_comparison, write_export, write_screening
 
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
 from kvstages.analysis.published import (
@@ -76,6 +76,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     write_comparison(folder)
     write_export(folder)
     write_gradients(folder, scores)
+    write_screening(folder / "screening")
     return folder
 
 
@@ -174,7 +175,17 @@ def comparison_arguments(study: Path) -> dict[str, list[str]]:
         "frontier": frontier,
         "frontier-reduction": frontier,
         "proxy-joint": [*own, frontier[0]],
+        "screening": screening_arguments(study / "screening"),
     }
+
+
+def screening_arguments(folder: Path) -> list[str]:
+    """Inputs of the figure and of the table of quantizer schemes."""
+    files = {"--policies": "policies.json", "--scores": "scores.csv"}
+    return [
+        str(folder / "joint.csv"),
+        *(word for option, name in files.items() for word in (option, str(folder / name))),
+    ]
 
 
 def table_arguments(name: str, study: Path) -> list[str]:
@@ -192,6 +203,7 @@ def table_arguments(name: str, study: Path) -> list[str]:
         "prediction": [
             str(study / "gradients" / "predictions.csv"), "--held-out", str(study / "frontier" / "joint.csv"),
         ],
+        "second-order": [str(study / "screening" / "checks.csv")],
         "engines": [str(study / "export" / "joint.csv")],
         "sensitivity-summary": [
             *(str(study / "policies" / policy / "evaluation.json") for policy in ("int8", "int4")),

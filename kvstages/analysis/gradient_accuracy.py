@@ -10,7 +10,7 @@ import numpy as np
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files.read import read_columns
 from kvstages.scores.projections import Projections, read_projections
-from kvstages.stats.correlation import rank_correlation
+from kvstages.stats.correlation import rank_correlation, rank_correlations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 KEY = ["layer", "head", "part", "precision"]
 FEWEST_PROBES = 4
 ACCURACY_COLUMNS = [
-    "part", "precision", "probes", "units", "rank_correlation", "median_ratio", "p5_ratio", "p95_ratio", "probe_error"
+    "part", "precision", "probes", "units", "rank_correlation", "rank_correlation_low", "rank_correlation_high",
+    "median_ratio", "median_ratio_low", "median_ratio_high", "p5_ratio", "p95_ratio", "probe_error"
 ]  # fmt: skip
+RESAMPLES = 2000
+# Scores from gradients part from measured ones below this rank correlation, or outside this range of the median ratio.
+LEAST_CORRELATION, RATIOS = 0.9, (0.8, 1.25)
 
 
 def scores(measured: Path, estimated: Path) -> pd.DataFrame:
@@ -47,7 +51,8 @@ def accuracy(measured: Path, projections: Path) -> pd.DataFrame:
     Disjoint groups of so many probes make scores each: the rank correlation with the measured scores is the mean over
     the groups, quantiles of the ratio estimated / measured are over units and groups. Units below their floor, and
     those whose measured score is not above 0, do not count. ``probe_error``: relative standard error of a score that
-    comes from the probes alone, on the same text; the median over the units. ValueError where the tables do not fit.
+    comes from the probes alone, on the same text; the median over the units. Rows of all probes have 95 % intervals of
+    the rank correlation and of the median ratio, bootstrap over units. ValueError where the tables do not fit.
     """
     import pandas as pd
 
@@ -72,8 +77,10 @@ def accuracy(measured: Path, projections: Path) -> pd.DataFrame:
                     for start in range(0, len(found.values) - count + 1, count)
                 ]
                 low, middle, high = np.quantile(np.stack(groups) / kl, [0.05, 0.5, 0.95])
+                intervals = unit_intervals(groups[0], kl) if count == len(found.values) else {}
                 rows.append(
                     {
+                        **intervals,
                         "part": part,
                         "precision": precision,
                         "probes": count,
@@ -86,6 +93,27 @@ def accuracy(measured: Path, projections: Path) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows, columns=ACCURACY_COLUMNS)
+
+
+def unit_intervals(estimated: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    """95 % intervals of rank correlation and median ratio of scores [units], units drawn with replacement."""
+    drawn = np.random.default_rng(0).integers(len(measured), size=(RESAMPLES, len(measured)))
+    values = {
+        "rank_correlation": rank_correlations(estimated[drawn], measured[drawn]),
+        "median_ratio": np.median(estimated[drawn] / measured[drawn], axis=1),
+    }
+    return {
+        f"{name}_{end}": float(np.quantile(found, share))
+        for name, found in values.items()
+        for end, share in (("low", 0.025), ("high", 0.975))
+    }
+
+
+def parting(table: pd.DataFrame) -> list[str]:
+    """The parts and precisions, such as ``kv int4``, at which scores from all probes part from measured ones."""
+    own = table[table["probes"] == table["probes"].max()]
+    apart = (own["rank_correlation"] < LEAST_CORRELATION) | ~own["median_ratio"].between(*RATIOS)
+    return [f"{row.part} {row.precision}" for row in own[apart].itertuples()]
 
 
 def probe_error(found: Projections, part: str) -> np.ndarray:

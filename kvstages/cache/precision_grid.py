@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvstages.cache.precisions import BITS, bits_of, by_size, stored_bytes
-from kvstages.cache.schemes import SIDES, Bytes
+from kvstages.cache.schemes import SIDES, Bytes, bits_per_element, precision
 
 # What the name of a study's unit stands for: the parts of a head that have a precision of their own.
 UNITS = {"head": ("kv",), "keys-values": ("k", "v")}
@@ -128,3 +128,14 @@ def average_payload_bits(grid: PrecisionGrid) -> float:
     """Mean bits a stored element over all keys and values, scales aside."""
     bits = [bits_of(precision) for precision in grid.flat()]
     return sum(bits) / len(bits)
+
+
+def policy_bits(grid: PrecisionGrid, head_dim: int, tokens: int, sides: str = "kv") -> float:
+    """Bits a stored element takes, as the mean over the decoding steps 1 to ``tokens``, scales and exact tokens
+    counted, what is stored once left out (``schemes.bits_per_element``). ``sides``: keys, values or both."""
+    stored = [(side, name) for side in sides for row in (grid.keys if side == "k" else grid.values) for name in row]
+    bits = {
+        pair: 16.0 if pair[1] == "bf16" else bits_per_element(precision(pair[1]), pair[0], head_dim, tokens)[0]
+        for pair in dict.fromkeys(stored)
+    }
+    return sum(bits[pair] for pair in stored) / len(stored)

@@ -8,6 +8,7 @@ import click
 
 from kvstages.cache.precision_grid import UNITS
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 from kvstages.policies.names import ALLOCATORS
 
 
@@ -22,7 +23,7 @@ from kvstages.policies.names import ALLOCATORS
     help="Limit on the proxy in nats (0.01), on the bytes of a cache (400000B), or on its bits an element (4.25bits).",
 )
 @click.option("--bytes-of", type=options.INPUT, default=None, help="Another policy, whose bytes are the budget.")
-@click.option("--precision", type=options.Precision("bf16"), default=None, help="uniform: the precision everywhere.")
+@click.option("--precision", type=Precision("bf16"), default=None, help="uniform: the precision everywhere.")
 @click.option(
     "--unit",
     type=click.Choice(list(UNITS)),

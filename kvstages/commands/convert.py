@@ -16,10 +16,14 @@ import click
     ".gguf file with a model of Hugging Face's.",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), required=True, help="The model.safetensors, or the folder, to write."
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The model.safetensors to write, or the folder, which the path of its decoder.json names too.",
 )
 @click.option("--layers", type=click.IntRange(min=1), help="Layers that the model must have.  [default: any number]")
-def command(checkpoint: Path, output: Path, layers: int | None) -> None:
+@click.option("--heads", type=click.IntRange(min=1), help="KV heads that each layer must have.  [default: any number]")
+def command(checkpoint: Path, output: Path, layers: int | None, heads: int | None) -> None:
     """Check a checkpoint and keep its weights as safetensors.
 
     Reads a checkpoint of the gpt2-nano architecture without running anything that it holds (weights_only); training
@@ -39,12 +43,12 @@ def command(checkpoint: Path, output: Path, layers: int | None) -> None:
           --output resources/gpt2-nano/model.safetensors
     """
     from kvstages.models.checkpoints import read_checkpoint, save_model
-    from kvstages.models.config import check_layers, is_huggingface
+    from kvstages.models.config import check_shape, is_huggingface, model_folder
     from kvstages.models.load import huggingface_files
 
     if is_huggingface(checkpoint):
-        huggingface_files(checkpoint).convert(checkpoint, output, layers)
+        huggingface_files(checkpoint).convert(checkpoint, model_folder(output), layers, heads)
         return
     config, state = read_checkpoint(checkpoint)
-    check_layers(checkpoint, config.num_layers, layers)
+    check_shape(checkpoint, config.shape, layers, heads)
     save_model(output, config, state)

@@ -20,9 +20,9 @@ def command(policy: Path, engine: str, output: Path) -> None:
     """Write what makes an engine run a policy, as far as the engine can express it.
 
     Writes into OUTPUT: the engine's flags or file (flags.txt, hf_quant_config.json, kvtuner.yaml); policy.json, the
-    policy that the engine then runs, with the engine's own quantizer, which the stages evaluate and evaluate-set
-    measure; and export.json, which says what became of each precision and layer, bytes in the engine's layout, and what
-    to beware of. No unit gets fewer bits than the policy gave it (docs/engines.md).
+    policy that the engine then runs, with the engine's own quantizer, which the stage evaluate measures; and
+    export.json, which says what became of each precision and layer, bytes in the engine's layout, and what to beware
+    of. No unit gets fewer bits than the policy gave it (docs/engines.md).
 
     Example: kvstages export policy.json --engine vllm --output vllm
     """

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.commands import options
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvstages.commands.precision import Precision
 
 
 @click.command("gradients")
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--precision",
     "precisions",
-    type=options.Precision(),
+    type=Precision(),
     multiple=True,
     default=QUANTIZED,
     show_default=True,
@@ -78,6 +74,7 @@ def command(
     from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
+    from kvstages.scores.projections import write_scores
     from kvstages.study.windows import load_window
 
     wanted = tuple(by_size(precisions))
@@ -92,23 +89,4 @@ def command(
         kept = keeping(keep, decoder.shape, tokens, probes, timings, window)
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
-    write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)
-
-
-def write_scores(
-    output_table: Path,
-    projections: Path,
-    values: Tensor,
-    error: dict[tuple[str, str], Tensor],
-    precisions: Sequence[str],
-    tokens: int,
-    window: str,
-) -> None:
-    """Write the sensitivity table and the projections of precisions (see ``measure.gradients.project``)."""
-    from kvstages.files.atomic import write_table, write_tensors
-    from kvstages.scores.projections import TENSOR, Projections, record_of, sensitivity_columns
-
-    found = Projections(values.numpy(), tuple(precisions), tokens)
-    table = sensitivity_columns(found, {change: each.numpy() for change, each in error.items()})
-    write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
-    write_table(output_table, table, ["standard_error"])
+    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window)

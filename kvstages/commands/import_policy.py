@@ -31,8 +31,8 @@ from kvstages.export.kvtuner import QUANTIZERS
 def command(preset: Path, quantizer: str, model: Path, tokens: int, name: str, output: Path) -> None:
     """Write the policy of a preset of KVTuner: bits of each layer's keys and values.
 
-    PRESET is YAML, {layer: {nbits_key: 8, nbits_value: 4}}. The stages evaluate and evaluate-set measure the policy,
-    allocate --bytes-of makes others of as many bytes.
+    PRESET is YAML, {layer: {nbits_key: 8, nbits_value: 4}}. The stage evaluate measures the policy, allocate
+    --bytes-of makes others of as many bytes.
 
     Example: kvstages import-policy Qwen2.5-3B-Instruct_pertoken_KVTuner4_0.yaml --quantizer per-token
     --model model --policy kvtuner4 --output policy.json

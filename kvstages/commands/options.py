@@ -13,26 +13,6 @@ import click
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
-
-class Precision(click.ParamType):
-    """A quantized precision by its name, of the published quantizer or another scheme; or one of some other words."""
-
-    name = "precision"
-
-    def __init__(self, *words: str):
-        self.words = words
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from kvstages.cache.schemes import precision
-
-        if value not in self.words:
-            try:
-                precision(value)
-            except ValueError as error:
-                self.fail(str(error), param, ctx)
-        return value
-
-
 model = click.option(
     "--model", type=click.Path(exists=True, path_type=Path), required=True, help="Weights, from the stage convert."
 )

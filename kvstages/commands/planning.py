@@ -56,6 +56,12 @@ def several(ask: Callable[[Any], Iterable[Sequence[Any]]]) -> Callable[[Any], li
     return words
 
 
+def of_decoder(studies: Mapping[str, Any], ask: Callable[..., Any]) -> Callable[[str], Callable[[Any], Any]]:
+    """A params function of a stage: what ``ask`` (``stage_digest``, ``stage_packages``) says of it for a job's study,
+    whose decoder may be of another family than gpt2-nano."""
+    return lambda stage: lambda wildcards: ask(stage, studies[wildcards.study].family)
+
+
 def make_again(asked: Any) -> None:
     """Tell jobs of several stages to make current files again too, where Snakemake was told to: -f, -F or -R.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 
 
 @click.command("project")
@@ -14,7 +15,7 @@ from kvstages.commands import options
 @click.option(
     "--precision",
     "precisions",
-    type=options.Precision(),
+    type=Precision(),
     multiple=True,
     required=True,
     help="Precision to score, of any quantizer scheme; may be given more than once.",
@@ -40,11 +41,11 @@ def command(
     --calibration calibration.safetensors --output-table gradients.csv --projections projections.safetensors
     """
     from kvstages.cache.precisions import by_size
-    from kvstages.commands.gradients import write_scores
     from kvstages.measure.calibration import read_contexts
     from kvstages.measure.gradients import joined, project
     from kvstages.measure.kept_gradients import read_kept
     from kvstages.measure.setting import prepare
+    from kvstages.scores.projections import write_scores
 
     prepare("cpu", threads)
     wanted = by_size(precisions)
@@ -58,4 +59,4 @@ def command(
                 report((found.first + 1) / kept.blocks)
 
         values, error = joined(parts())
-    write_scores(output_table, projections, values, error, wanted, kept.tokens, kept.window)
+    write_scores(output_table, projections, values.numpy(), error, wanted, kept.tokens, kept.window)

@@ -53,12 +53,12 @@ def command(
     --calibration calibration.safetensors --output-table scores.csv --projections projections.safetensors
     """
     from kvstages.cache.precisions import by_size
-    from kvstages.commands.gradients import write_scores
     from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
+    from kvstages.scores.projections import write_scores
     from kvstages.study.windows import load_window
 
     place = prepare(device, threads)
@@ -71,4 +71,4 @@ def command(
     check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
     with options.progress("score-engines") as report:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, lambda found: None)
-    write_scores(output_table, projections, values, error, wanted, tokens.shape[1], window)
+    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window)

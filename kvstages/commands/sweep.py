@@ -8,6 +8,7 @@ import click
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 from kvstages.scores.columns import CONTROLS, changes, sweep_table
 
 
@@ -16,6 +17,13 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 @options.windows
 @click.option("--window", default="calibration", show_default=True, help="Window to measure on.")
 @click.option("--layer", type=click.IntRange(min=0), required=True, help="Layer whose heads are quantized in turn.")
+@click.option(
+    "--head",
+    "heads",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Head to change; may be given more than once.  [default: every head]",
+)
 @click.option(
     "--part",
     "parts",
@@ -28,7 +36,7 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 @click.option(
     "--precision",
     "precisions",
-    type=options.Precision("bf16", *CONTROLS),
+    type=Precision("bf16", *CONTROLS),
     multiple=True,
     default=("int8", "int4"),
     show_default=True,
@@ -44,6 +52,7 @@ def command(
     windows: Path,
     window: str,
     layer: int,
+    heads: tuple[int, ...],
     parts: tuple[str, ...],
     precisions: tuple[str, ...],
     base: Path | None,
@@ -80,9 +89,12 @@ def command(
     tokens = load_window(windows, window, decoder.shape).to(place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)
+    if heads and max(heads) >= decoder.shape.heads:
+        raise ValueError(f"head {max(heads)}: the model has KV heads 0 to {decoder.shape.heads - 1}")
+    only = {(head, change) for head in heads for change in wanted} or None
     block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress(f"sweep, layer {layer}") as report:
-        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around)
+        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around, only)
     kl, error = ({change: values.tolist() for change, values in each.items()} for each in (found.kl, found.error))
-    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict()))
+    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict(), heads or None))

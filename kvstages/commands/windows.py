@@ -21,14 +21,19 @@ import click
     "windows",
     multiple=True,
     required=True,
-    metavar="NAME=START:END|NAME=documents:N,blocks:B,seed:S",
+    metavar="NAME=START:END|NAME=documents:N,blocks:B,seed:S[,block:T]",
     help="A window: its name and its positions in the shard, the end not included; or how many blocks of how many "
-    "documents are drawn, and the seed. Repeat; positions in order.",
+    "documents are drawn, the seed, and perhaps tokens a block of its own. Repeat; positions in order.",
 )
 @click.option(
     "--documents",
     type=click.Path(path_type=Path),
     help="Documents of the shard (JSON), needed where one is drawn from.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Record of the stage tokenize: every block starts with the special tokens that it names.",
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The windows.safetensors to write.")
 @click.option("--places", type=click.Path(path_type=Path), required=True, help="The windows.csv to write.")
@@ -38,6 +43,7 @@ def command(
     block: int,
     windows: tuple[str, ...],
     documents: Path | None,
+    tokenizer: Path | None,
     output: Path,
     places: Path,
 ) -> None:
@@ -60,8 +66,9 @@ def command(
     """
     from kvstages.files.atomic import write_table, write_tensors
     from kvstages.models.config import read_shape
-    from kvstages.study.windows import cut_windows, parse_windows, window_record, window_table
+    from kvstages.study.windows import cut_windows, parse_windows, read_prefix, window_record, window_table
 
-    cut = cut_windows(shard, parse_windows(list(windows)), block, read_shape(model), documents)
+    prefix = [] if tokenizer is None else read_prefix(tokenizer)
+    cut = cut_windows(shard, parse_windows(list(windows)), block, read_shape(model), documents, prefix)
     write_table(places, window_table(cut))
     write_tensors(output, {name: own.tokens for name, own in cut.items()}, window_record(cut, block))

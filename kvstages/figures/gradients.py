@@ -20,7 +20,7 @@ FIGURE = Entry(
     number=13,
     title="Scores from gradients",
     inputs={
-        "measured": Input("own_measured_score_files", "MEASURED.csv"),
+        "measured": Input("checked_score_files", "MEASURED.csv"),
         "estimated": Input("gradient_score_files", "FILE", "Sensitivity table of the stage gradients."),
     },
 )

@@ -19,7 +19,7 @@ Axes: B blocks, T tokens, H KV heads, E hidden width, V vocabulary, n interventi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -82,8 +82,10 @@ def sweep_layer(
     memory: int,
     progress: Callable[[float], None] = lambda done: None,
     base: PrecisionGrid | None = None,
+    only: Collection[tuple[int, Change]] | None = None,
 ) -> LayerSweep:
     """Measure every change of every head of ``layer``, token ids [B, T]; always against the unquantized reference.
+    With ``only`` those heads and changes alone; the KL of the others is NaN.
 
     ``memory`` bounds (in bytes) what goes through the model together: blocks, interventions and positions that do not
     fit follow in further passes. ``base`` is the policy around which to measure; None: all BF16. ValueError if the
@@ -92,8 +94,9 @@ def sweep_layer(
     if not 0 <= layer < model.shape.layers:
         raise ValueError(f"layer {layer}: the model has layers 0 to {model.shape.layers - 1}")
     heads = model.shape.heads
-    interventions = [BASE, *(Intervention(head, change) for change in changes for head in range(heads))]
-    kl = {change: torch.zeros(heads, len(tokens), dtype=torch.float64) for change in changes}
+    every = [Intervention(head, change) for change in changes for head in range(heads)]
+    interventions = [BASE, *(each for each in every if only is None or tuple(each) in only)]
+    kl = {change: torch.full((heads, len(tokens)), torch.nan, dtype=torch.float64) for change in changes}
     error = {change: torch.zeros(heads, len(tokens), dtype=torch.float64) for change in changes}
     base_kl = torch.zeros(len(tokens), dtype=torch.float64)
     each = sweep_bytes(model, tokens.shape[1], setting.execution, len(changes))

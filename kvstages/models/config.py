@@ -120,13 +120,22 @@ def check_config(path: Path, config: Any) -> GPTConfig:
 
 def is_huggingface(path: Path) -> bool:
     """Whether a model is one of Hugging Face's: by its name alone, for it need not be there yet."""
-    return Path(path).suffix not in FILE_SUFFIXES
+    path = Path(path)
+    return path.name == RECORD or path.suffix not in FILE_SUFFIXES
 
 
-def check_layers(path: Path, found: int, expected: int | None) -> None:
-    """ValueError that names ``path`` if its model has not as many layers as its study says."""
-    if expected not in (None, found):
-        raise ValueError(f"{path}: a model of {found} layers, expected {expected}, as its study says")
+def model_folder(path: Path) -> Path:
+    """The folder of a model that is named by its record, as in a workflow, whose inputs are files; any other path as it
+    is."""
+    path = Path(path)
+    return path.parent if path.name == RECORD else path
+
+
+def check_shape(path: Path, shape: DecoderShape, layers: int | None, heads: int | None = None) -> None:
+    """ValueError that names ``path`` if its model has not as many layers, or KV heads, as its study says."""
+    for what, found, expected in (("layers", shape.layers, layers), ("KV heads", shape.heads, heads)):
+        if expected not in (None, found):
+            raise ValueError(f"{path}: a model of {found} {what}, expected {expected}, as its study says")
 
 
 def read_shape(path: Path) -> DecoderShape:
@@ -136,6 +145,7 @@ def read_shape(path: Path) -> DecoderShape:
     """
     if not is_huggingface(path):
         return read_config(path).shape
+    path = model_folder(path)
     record = path / RECORD
     if not record.is_file():
         raise ValueError(f"{path}: no {RECORD} in it, which says what shape it has; make it with `kvstages convert`")

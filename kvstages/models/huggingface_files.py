@@ -23,8 +23,8 @@ from safetensors import safe_open
 
 from kvstages.files import ledger
 from kvstages.files.atomic import atomic_path, write_json
-from kvstages.models.config import RECORD, check_layers
-from kvstages.models.huggingface import HuggingFaceDecoder, first_line
+from kvstages.models.config import RECORD, DecoderShape, check_shape
+from kvstages.models.huggingface import Bridge, HuggingFaceDecoder, Noting, first_line, kv_shape
 from kvstages.models.weights import model_digest
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -41,7 +41,7 @@ def open_model(path: Path, dtype: torch.dtype, device: str | torch.device) -> Hu
     path = Path(path)
     # Weights stay in a GGUF file's blocks where a kernel for them is installed; what is measured is the dense model.
     dense = {"quantization_config": transformers.GgufConfig(dequantize=True)} if path.suffix == ".gguf" else {}
-    for file in model_files(path):
+    for file in [*model_files(path), *filter(Path.is_file, [path / RECORD])]:
         ledger.note(file)
     config = read_config(path)
     limit, limited_by = longest_text(path, config)
@@ -191,23 +191,48 @@ def longest_text(path: Path, config: transformers.PreTrainedConfig) -> tuple[int
     return min(limits)
 
 
-def convert(source: Path, folder: Path, layers: int | None = None) -> None:
+def planned_shape(path: Path) -> DecoderShape:
+    """The shape of the model in a folder or a GGUF file, from its configuration alone: no weights are read.
+
+    It runs once without numbers. ValueError names the path and says why a model is refused; whether its layers run one
+    by one, only its weights tell.
+    """
+    config = read_config(path)
+    limit, _ = longest_text(path, config)
+    noting = Noting()
+    try:
+        with alone(), torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.long), cache=Bridge(noting), use_cache=True).logits
+        decoder = config.get_text_config(decoder=True)
+        heads, key_width, value_width = kv_shape(noting.shapes, decoder.num_hidden_layers)
+    except Exception as error:  # whatever the code of five hundred families may raise
+        raise ValueError(f"{path}: its shape is not known from its configuration: {first_line(error)}") from error
+    queries = getattr(decoder, "num_attention_heads", None) or heads
+    width = model.get_input_embeddings().weight.shape[-1]
+    return DecoderShape(
+        decoder.num_hidden_layers, heads, key_width, value_width, logits.shape[-1], limit, width, queries
+    )
+
+
+def convert(source: Path, folder: Path, layers: int | None = None, heads: int | None = None) -> None:
     """Make a folder that every stage can open: the model of a GGUF file, dequantized to FP32, and its record.
 
     A folder stays as it is, and gets the record: ``source`` and ``folder`` are then the same. ValueError names the path
-    and says why a model is refused, as one is that has not as many layers as asked for.
+    and says why a model is refused, as one is that has not as many layers or KV heads as asked for.
     """
     if source.is_dir() and source.resolve() != folder.resolve():
         raise ValueError(f"{source}: a folder is measured where it is; its record is written into it, not to {folder}")
     decoder = open_model(source, torch.float32, "cpu")
-    check_layers(source, decoder.shape.layers, layers)
+    check_shape(source, decoder.shape, layers, heads)
     if not source.is_dir():
         with tempfile.TemporaryDirectory() as made:
             decoder.model.save_pretrained(made, max_shard_size="1TB")
             for name in (CONFIG, WEIGHTS):
                 with atomic_path(folder / name) as temporary:
                     shutil.copyfile(Path(made, name), temporary)
-    write_json(folder / RECORD, record(source, decoder))
+    files = {file.name: ledger.sha256(file) for file in model_files(folder)}
+    write_json(folder / RECORD, record(source, decoder) | {"sha256": files})
 
 
 def record(path: Path, decoder: HuggingFaceDecoder) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstages.files.read import read_arrays, read_json
-from kvstages.models.config import RECORD, DecoderShape, is_huggingface, read_shape
+from kvstages.models.config import RECORD, DecoderShape, is_huggingface, model_folder, read_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ def read_identity(path: Path) -> ModelIdentity:
     """
     import numpy as np
 
-    shape = read_shape(path)
+    shape, path = read_shape(path), model_folder(path)
     if not is_huggingface(path):
         with np.errstate(over="ignore"):  # of the sums that look for NaN
             arrays, record = read_arrays(path)

@@ -1,7 +1,7 @@
 """Opening a decoder of any family: the one place that knows which families there are.
 
-``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder or a GGUF file is a model of
-Hugging Face's, whose library is imported for such a one only.
+``model.safetensors`` of this project (from the stage ``convert``) is gpt2-nano; a folder, its record or a GGUF file is
+a model of Hugging Face's, whose library is imported for such a one only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 
 from kvstages.models.checkpoints import load_model
-from kvstages.models.config import RECORD, is_huggingface
+from kvstages.models.config import RECORD, is_huggingface, model_folder
 from kvstages.models.decoder import Decoder
 from kvstages.models.identity import read_identity
 from kvstages.models.weights import check_weights
@@ -26,9 +26,10 @@ def open_decoder(path: Path, dtype: torch.dtype, device: str | torch.device) -> 
     path, device = Path(path), torch.device(device)
     check_dtype(dtype, device)
     if is_huggingface(path):
-        decoder = huggingface_files(path).open_model(path, dtype, device)
-        if (path / RECORD).is_file():
-            check_weights(str(path), read_identity(path), decoder.model)
+        folder = model_folder(path)
+        decoder = huggingface_files(folder).open_model(folder, dtype, device)
+        if (folder / RECORD).is_file():
+            check_weights(str(folder), read_identity(folder), decoder.model)
         return decoder
     return load_model(path, dtype, device)
 

@@ -21,6 +21,7 @@ from kvstages.provenance.code import stage_digest
 from kvstages.provenance.environment import environment
 from kvstages.stages import STAGES
 from kvstages.study.artifacts import check_inside
+from kvstages.study.pinned import pinned_files
 
 MANIFEST = "manifest.json"
 CHECKSUMS = "SHA256SUMS"
@@ -69,19 +70,20 @@ def how(made: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if made is None else {key: value for key, value in made.items() if key != "arguments"}
 
 
-def artifact_record(name: str, path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The configured source of an artifact, and its sha256; ValueError if it is not what is pinned."""
+def artifact_record(study: str, name: str, path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The configured source of a pinned file, and its sha256; ValueError if it is not what is pinned."""
     try:
-        artifacts = settings["study"]["artifacts"]
-        pinned = artifacts["files"][name]
-        record = {"source": artifacts["source"], "location": artifacts["location"], "path": pinned["path"]}
-        expected = pinned["sha256"]
+        pinned = {file.name: file for file in pinned_files(study, settings["study"])}[name]
     except (KeyError, TypeError):
-        raise ValueError(f"artifact {name!r}: the settings say nothing of it (study.artifacts.files.{name})") from None
+        raise ValueError(f"artifact {name!r}: the settings say nothing of it") from None
+    record = {"source": pinned.source, "location": pinned.location, "path": pinned.path}
+    if pinned.version:
+        record["version"] = pinned.version
+    expected = pinned.sha256
     found = sha256(path)
     if found != expected:
         raise ValueError(f"{path}: sha256 is {found}, pinned is {expected}: delete it and run again")
-    return {"artifact": name, **record, "revision": artifacts.get("revision"), "sha256": found}
+    return {"artifact": name, **record, "revision": pinned.revision, "sha256": found}
 
 
 def published_record(path: Path) -> dict[str, Any]:
@@ -128,7 +130,8 @@ def manifest(
             "stages": {stage: stage_digest(stage) for stage in STAGES},
         },
         "environment": environment() | measured_with(outputs, made.values()),
-        "inputs": others | {path.as_posix(): artifact_record(name, path, settings) for name, path in artifacts.items()},
+        "inputs": others
+        | {path.as_posix(): artifact_record(study, name, path, settings) for name, path in artifacts.items()},
         "outputs": listed,
         "checksums": digest(lines),
     }

@@ -29,16 +29,21 @@ def precision_rank(name: str) -> tuple[int, int, str]:
 
 
 def sweep_table(
-    layer: int, kl: Values, base_kl: Sequence[float], error: Values, setting: Mapping[str, str]
+    layer: int,
+    kl: Values,
+    base_kl: Sequence[float],
+    error: Values,
+    setting: Mapping[str, str],
+    heads: Sequence[int] | None = None,
 ) -> dict[str, list[Any]]:
-    """Columns of one layer's sweep, sorted by head, part, precision and block.
+    """Columns of one layer's sweep, sorted by head, part, precision and block; of some ``heads`` only, None: of all.
 
     ``kl`` and ``error``: {(part, precision): [H, B]}, mean KL in nats and relative squared error; ``base_kl`` [B].
     """
     order = sorted(kl, key=lambda change: (PARTS.index(change[0]), precision_rank(change[1])))
     rows = [
         (layer, head, *change, block, float(value), float(base), float(wrong), *(setting[key] for key in SETTING))
-        for head in range(len(next(iter(kl.values()))))
+        for head in (range(len(next(iter(kl.values())))) if heads is None else sorted(set(heads)))
         for change in order
         for block, (value, base, wrong) in enumerate(zip(kl[change][head], base_kl, error[change][head], strict=True))
     ]

@@ -41,13 +41,14 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     return table
 
 
-def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
+def gather(shards: Sequence[Path], source: str, sample: bool = False) -> pd.DataFrame:
     """The sensitivity table of sweep shards: mean over the blocks and its standard error between blocks (nats).
 
     A score is the KL that an intervention adds to that of the sweep's base (0 where the base is the reference). Control
     interventions become the columns ``floor_kl`` and ``bf16_step_kl`` of the same head and part, and a score below its
     floor is marked (docs/method.md, "Floor and control interventions"). ``source`` names the table. ValueError if
-    shards differ in how they were measured or in their interventions, or if a layer is missing or comes twice.
+    shards differ in how they were measured or in their interventions, or if a layer is missing or comes twice. A
+    ``sample`` has some layers, and not the same heads of each.
     """
     import pandas as pd
 
@@ -56,11 +57,13 @@ def gather(shards: Sequence[Path], source: str) -> pd.DataFrame:
     if len(settings) != 1:
         raise ValueError(f"the sweeps were measured in different ways: {settings.to_dict('records')}")
     layers = sorted(table["layer"].unique())
-    if layers != list(range(len(layers))) or len(layers) != len(shards):
+    if (layers != list(range(len(layers))) and not sample) or len(layers) != len(shards):
         raise ValueError(f"{len(shards)} sweeps hold the layers {[int(layer) for layer in layers]}, expected each once")
     intervention = ["head", "part", "precision", "block"]
     repeated = table.duplicated(["layer", *intervention])
-    grids = {tuple(map(tuple, rows[intervention].to_numpy())) for _, rows in table.groupby("layer")}
+    by = ["layer", "head"] if sample else ["layer"]
+    compared = intervention[len(by) - 1 :]
+    grids = {tuple(map(tuple, rows[compared].to_numpy())) for _, rows in table.groupby(by)}
     if repeated.any() or len(grids) != 1:
         raise ValueError("the sweeps of the layers differ in heads, parts, precisions or blocks")
     table["added_kl"] = table["mean_kl"] - table["base_kl"]

@@ -19,6 +19,7 @@ import numpy as np
 
 from kvstages.cache.precision_grid import PARTS, PrecisionGrid
 from kvstages.cache.schemes import precision as check
+from kvstages.files.atomic import write_table, write_tensors
 from kvstages.files.read import read_arrays
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
 from kvstages.stats.bootstrap import standard_error
@@ -137,3 +138,22 @@ def sensitivity_columns(found: Projections, error: Mapping[tuple[str, str], np.n
                         (layer, head, part, precision, *score, None, None, 0, wrong, SOURCE, "one-pass", "float32")
                     )
     return {name: [row[index] for row in rows] for index, name in enumerate(SENSITIVITY_COLUMNS)}
+
+
+def write_scores(
+    table: Path,
+    projections: Path,
+    values: np.ndarray,
+    error: Mapping[tuple[str, str], Any],
+    precisions: Sequence[str],
+    tokens: int,
+    window: str,
+) -> None:
+    """Write the sensitivity table and the projections of precisions.
+
+    ``values`` FP64 [P, B, L, 2H, R] and ``error`` {(part, precision): [L, H, B]}: those of ``measure.gradients``.
+    """
+    found = Projections(values, tuple(precisions), tokens)
+    columns = sensitivity_columns(found, {change: np.asarray(each) for change, each in error.items()})
+    write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
+    write_table(table, columns, ["standard_error"])

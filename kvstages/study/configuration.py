@@ -17,7 +17,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -28,8 +28,10 @@ from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.policies.budgets import BITS, BYTES
 from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name, split_policy
+from kvstages.policies.recipes import parse_recipe
 from kvstages.study import arms
-from kvstages.study.artifacts import SOURCES, check_artifact, check_inside
+from kvstages.study.artifacts import HUGGINGFACE_SOURCES, check_artifact, check_inside
+from kvstages.study.pinned import DOCUMENTS, FILES, GGUF, is_gguf, pinned_files
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows, window_of
 
 SHARED = "config/config.yaml"
@@ -42,9 +44,11 @@ EXECUTIONS = ("one-pass", "token-by-token")
 SENSITIVITIES = ("measured", "gradients")
 DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
-# Needed where a window is drawn from documents.
-DOCUMENTS = "documents"
-FILES = ("checkpoint", "shard")
+# Windows that every study has; the others serve the adaptation.
+MEASURED_WINDOWS = ("calibration", "validation")
+FAMILIES = ("huggingface",)
+# Where files of gpt2-nano come from.
+SOURCES = ("bundled", "hub", "local")
 ARM = r"[a-z][a-z0-9-]*"
 # Importing torch alone takes about 220 MB.
 LEAST_MEMORY_MB = 256
@@ -52,7 +56,7 @@ LEAST_MEMORY_MB = 256
 SEEDS = range(2**63)
 # Beyond these a number is a slip: tokens, steps, blocks, megabytes; layers (each is a job); threads.
 LARGEST = 10**9
-MOST_LAYERS = 10**4
+MOST_LAYERS = MOST_HEADS = 10**4
 MOST_THREADS = 4096
 # The command line of a job has to fit into 128 KiB.
 MOST_RUNS = 100
@@ -84,6 +88,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
 def check_study(name: str, study: Mapping[str, Any]) -> None:
     """Check one study; ValueError names its file, the key, what was found and what was expected."""
     study_name("config/studies", name)
+    huggingface = isinstance(study, Mapping) and "model" in study
     try:
         keys(
             study,
@@ -91,9 +96,9 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             {
                 "title": title,
                 "layers": whole(1, "layers of the decoder", MOST_LAYERS),
-                "artifacts": artifacts,
+                **(HUGGINGFACE_KEYS if huggingface else {"artifacts": artifacts}),
                 "block": whole(SMALLEST_BLOCK, "tokens"),
-                "windows": windows,
+                "windows": windows(MEASURED_WINDOWS if huggingface else WINDOWS),
                 "execution": one_of(EXECUTIONS),
                 "compute_dtype": one_of(DTYPES),
                 "sensitivity": one_of(SENSITIVITIES),
@@ -102,18 +107,54 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "precisions": precisions,
                 "allocators": allocators,
                 "budgets": budgets,
-                "adaptation": adaptation,
+                **({} if huggingface else {"adaptation": adaptation}),
             },
-            {"published": published, "comparison": comparison, "export": export},
+            {
+                "comparison": comparison,
+                "screening": screening,
+                "export": export,
+                **(
+                    {"sample": whole(1, "heads whose scores are measured")} if huggingface else {"published": published}
+                ),
+            },
         )
         check_windows({name: window_of(value) for name, value in study["windows"].items()}, study["block"])
         drawn = [name for name, value in study["windows"].items() if isinstance(value, Mapping)]
-        if drawn and DOCUMENTS not in study["artifacts"]["files"]:
-            raise ValueError(f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
-        check_adapted_policies(study)
+        if huggingface:
+            check_huggingface(study, drawn)
+        else:
+            if drawn and DOCUMENTS not in study["artifacts"]["files"]:
+                raise ValueError(
+                    f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing"
+                )
+            check_adapted_policies(study)
         check_exported_policy(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
+
+
+def check_huggingface(study: Mapping[str, Any], drawn: Iterable[str]) -> None:
+    """ValueError where keys of a study of a Hugging Face model do not go together."""
+    stretches = [name for name in study["windows"] if name not in drawn]
+    if stretches:
+        raise ValueError(
+            f"windows.{stretches[0]}: a list, expected documents, blocks and seed: texts have no positions"
+        )
+    if "sample" in study and study["sensitivity"] == "measured":
+        raise ValueError("sample: every score is measured; take sensitivity gradients, or leave sample out")
+    places: dict[str, str] = {}
+    for file in pinned_files("study", study):
+        try:
+            check_artifact(file.source, file.location, file.revision, file.path, file.sha256, file.version)
+        except ValueError as error:
+            raise ValueError(f"{file.artifact} ({file.path}): {error}") from None
+        if places.setdefault(file.lies("study"), file.path) != file.path:
+            raise ValueError(f"files {places[file.lies('study')]} and {file.path}: the same file name, expected two")
+    if is_gguf(study["model"]):
+        if len(study["model"]["files"]) > 1:
+            raise ValueError("model.files: a GGUF file among others, expected it alone")
+    elif "config.json" not in {PurePosixPath(file["path"]).name for file in study["model"]["files"]}:
+        raise ValueError(f"model.files: no config.json, expected a model's folder, or one file that ends in {GGUF}")
 
 
 def check_adapted_policies(study: Mapping[str, Any]) -> None:
@@ -349,14 +390,10 @@ def studies(where: str, value: Any) -> None:
 
 def artifacts(where: str, value: Any) -> None:
     """Where the two pinned files come from, and their checksums; what belongs together is checked as for a fetch."""
-
-    def file(where: str, value: Any) -> None:
-        keys(value, where, {"path": text, "sha256": digits(64)})
-
     required = {
         "source": one_of(SOURCES),
         "location": text,
-        "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, file), {DOCUMENTS: file}),
+        "files": lambda where, value: keys(value, where, dict.fromkeys(FILES, pinned_file), {DOCUMENTS: pinned_file}),
     }
     revision = {"revision": digits(40)}
     hub = isinstance(value, Mapping) and value.get("source") == "hub"
@@ -381,14 +418,52 @@ def digits(count: int) -> Check:
     return check
 
 
-def windows(where: str, value: Any) -> None:
-    """The four windows, each a start and an end, or blocks drawn from documents; what they hold is checked with the
-    block."""
+def huggingface_model(where: str, value: Any) -> None:
+    """A model of Hugging Face's: family, source and pinned files."""
+    source_keys(where, value, {"family": one_of(FAMILIES)})
+
+
+def texts(where: str, value: Any) -> None:
+    """Text files: source, pinned files, and how many documents each is cut into."""
+    source_keys(where, value, {}, {"parts": whole(1, "documents of each file", MOST_LAYERS)})
+
+
+def source_keys(
+    where: str, value: Any, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None
+) -> None:
+    """Where files come from, and each file's path and sha256; a hub needs a revision, a package a version and wheel."""
+    pins: dict[str, dict[str, Check]] = {
+        "hub": {"revision": digits(40)},
+        "package": {"version": text, "wheel": pinned_file},
+    }
+    source = value.get("source") if isinstance(value, Mapping) else None
+    keys(
+        value,
+        where,
+        {
+            **required,
+            "source": one_of(HUGGINGFACE_SOURCES),
+            "location": text,
+            **pins.get(source, {}),
+            "files": lambda where, value: each(where, value, pinned_file, "files, each with its path and sha256"),
+        },
+        optional,
+    )
+
+
+def pinned_file(where: str, value: Any) -> None:
+    """A file's path at its source and its checksum."""
+    keys(value, where, {"path": text, "sha256": digits(64)})
+
+
+def windows(required: Iterable[str]) -> Check:
+    """Windows, each a start and an end, or blocks drawn from documents; what they hold is checked with the block."""
 
     def window(where: str, value: Any) -> None:
         if isinstance(value, Mapping):
             counts = {name: whole(1, f"{name} of the window") for name in ("documents", "blocks")}
-            keys(value, where, counts | {"seed": whole(0, "a seed")})
+            own_block = {"block": whole(SMALLEST_BLOCK, "tokens")}
+            keys(value, where, counts | {"seed": whole(0, "a seed")}, own_block)
             return
         if not isinstance(value, list | tuple) or len(value) != 2:
             raise ValueError(
@@ -397,7 +472,7 @@ def windows(where: str, value: Any) -> None:
         for index, position in enumerate(value):
             whole(0, "a token position")(f"{where}[{index}]", position)
 
-    keys(value, where, dict.fromkeys(WINDOWS, window))
+    return lambda where, value: keys(value, where, dict.fromkeys(required, window))
 
 
 def precisions(where: str, value: Any) -> None:
@@ -472,7 +547,58 @@ def comparison(where: str, value: Any) -> None:
             "draws": whole(1, "random policies to draw at each budget for their proxies"),
             "frontier": whole(2, "byte totals of the frontier"),
         },
+        {"recipes": recipes},
     )
+
+
+def recipes(where: str, value: Any) -> None:
+    """Further recipes of a comparison, each NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS."""
+
+    def recipe(where: str, value: Any) -> None:
+        text(where, value)
+        try:
+            found = parse_recipe(value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        precisions(where, found.precisions)
+        if found.allocator == "at-random":
+            raise ValueError(f"{where}: random policies are in every comparison; expected another allocator")
+
+    each(where, value, recipe, "recipes, NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS")
+
+
+def screening(where: str, value: Any) -> None:
+    """Quantizer schemes beside each other, and the recommended recipe at some budgets."""
+
+    def some_bits(where: str, value: Any) -> None:
+        each(where, value, one_of_numbers(schemes.INTEGER_BITS), "numbers of bits")
+
+    def in_cache(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(rf"{BYTES}|{BITS}", value):
+            raise ValueError(f"{where}: {kind(value)}, expected bits an element, such as 4.25bits, or bytes")
+
+    keys(
+        value,
+        where,
+        {
+            "schemes": lambda where, value: each(where, value, precision, "schemes, such as centred4"),
+            "bits": some_bits,
+            "measured": some_bits,
+            "budgets": lambda where, value: each(where, value, in_cache, "budgets, such as 4.25bits"),
+            "sample": whole(2, "units whose scores are checked"),
+            "most": whole(0, "units beyond second order to measure"),
+        },
+    )
+
+
+def one_of_numbers(choices: Iterable[int]) -> Check:
+    """One of several numbers."""
+
+    def check(where: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
+            raise ValueError(f"{where}: {kind(value)}, expected one of {', '.join(map(str, choices))}")
+
+    return check
 
 
 def policy_of_study(where: str, value: Any) -> None:
@@ -554,3 +680,11 @@ def adaptation(where: str, value: Any) -> None:
         },
     )
     arms.check_arms(value["arms"], join(where, "arms"))
+
+
+# What a study of a Hugging Face model has in the place of artifacts.
+HUGGINGFACE_KEYS: dict[str, Check] = {
+    "heads": whole(1, "KV heads of a layer", MOST_HEADS),
+    "model": huggingface_model,
+    "text": texts,
+}

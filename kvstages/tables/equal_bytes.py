@@ -33,8 +33,8 @@ NOTES = [
     "resampled for both together. Where the interval holds 0, the data do not show a difference.",
     "McNemar's p is that of the exact two-sided test that the recipe and the published one agree equally often. It "
     "takes positions as independent; the intervals are safer.",
-    "Published: greedy on scores measured in BF16, whole heads, INT8 and INT4. Less KL: 1 − joint KL / that of the "
-    "published recipe at the same budget; below 0 is more KL.",
+    "Published: greedy, whole heads, INT8 and INT4, on scores measured in BF16, or from gradients where a study "
+    "measures no others. Less KL: 1 − joint KL / that of the published recipe at the same budget; below 0 is more KL.",
     "Equal bytes: each budget is that of the published recipe, in bytes (B) or in nats of its proxy. Every other "
     "recipe takes the bytes of its policy or less, by less than what one unit's move saves. A budget in nats of BF16 "
     "scores ends at other bytes on another processor, for these scores are mostly rounding.",

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gappy import write_gappy
 from models import random_model, random_tokens
 
-from kvstages.analysis.gradient_accuracy import accuracy, probe_error
+from kvstages.analysis.gradient_accuracy import accuracy, parting, probe_error
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, proxy, summarise, unit_scores
 from kvstages.cache.precision_grid import PARTS, PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
@@ -204,6 +204,22 @@ def test_accuracy_by_the_number_of_probes(study):
     assert by_probes["rank_correlation"].mean().is_monotonic_increasing
     error = by_probes["probe_error"].mean()
     assert error.to_numpy() == pytest.approx(error[4] / np.sqrt([1, 2, 4]))
+    whole = table[table["probes"] == 16]
+    for name in ("rank_correlation", "median_ratio"):
+        assert (whole[f"{name}_low"] <= whole[name]).all() and (whole[name] <= whole[f"{name}_high"]).all()
+        assert table[table["probes"] < 16][[f"{name}_low", f"{name}_high"]].isna().all(axis=None)
+
+
+def test_scores_that_part_are_named():
+    rows = [
+        ("kv", "int8", 4, 0.2, 1.0),
+        ("kv", "int8", 8, 0.95, 1.0),
+        ("k", "int4", 8, 0.8, 1.0),
+        ("v", "int4", 8, 1, 2),
+    ]
+    table = pd.DataFrame(rows, columns=["part", "precision", "probes", "rank_correlation", "median_ratio"])
+    assert parting(table) == ["k int4", "v int4"]
+    assert parting(table[:2]) == []
 
 
 def test_predict_refuses_a_policy_that_was_not_measured(study, tmp_path):

@@ -29,6 +29,7 @@ from kvstages.figures import (
     kl_by_position,
     kl_distribution,
     proxy_joint,
+    screening,
     sensitivity,
     shades,
     storage_kl,
@@ -52,6 +53,7 @@ DRAW = {
     "frontier-reduction": frontier_reduction.draw,
     "proxy-joint": proxy_joint.draw,
     "gradients": gradients.draw,
+    "screening": screening.draw,
 }
 
 

@@ -199,7 +199,7 @@ def test_published_figures_of_a_folder_are_an_input(study: Project) -> None:
     assert study.jobs() == {}
     edited.write_text(edited.read_text() + "\n")
     jobs = study.jobs()
-    assert jobs["make_results_table"] == 1 and "evaluate_policy" not in jobs
+    assert jobs["make_tables_small"] == 1 and "evaluate_policy" not in jobs
 
 
 def test_use_as_a_module_is_refused_in_one_line(project: Project) -> None:

@@ -59,6 +59,14 @@ def test_a_policy_measures_what_a_plain_run_does(execution):
     assert figures["mean_kl_low"] <= figures["mean_kl"] <= figures["mean_kl_high"]
 
 
+def test_a_policy_that_nothing_scored_is_measured_without_a_proxy():
+    setting, model, tokens = Setting("one-pass", "float64"), random_model(dtype=torch.float64), random_tokens()
+    reference = all_logits(model, tokens, dense_grid(model), setting)
+    scored, _ = evaluate(model, tokens, policy(GRID), reference, setting, MEMORY)
+    figures, _ = evaluate(model, tokens, policy(GRID) | {"proxy": None}, reference, setting, MEMORY)
+    assert figures == scored | {"proxy": None, "proxy_gap": None}
+
+
 @pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_bf16_measures_zero_and_one(execution, dtype):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, EXPORT, SHARED, STUDY
+from conftest import COMPARISON, EXPORT, SCREENING, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
@@ -18,7 +18,7 @@ FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
 FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
 PLAIN = {**STUDY, "artifacts": {"source": "local", "location": "/models", "files": FILES}}
 COMPARED = {**PLAIN, "comparison": COMPARISON}
-FULL = {**COMPARED, "export": EXPORT}
+FULL = {**COMPARED, "screening": SCREENING, "export": EXPORT}
 
 
 def study(settings: dict[str, Any] = PLAIN, **more: Any) -> Study:
@@ -117,8 +117,8 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
 def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
     assert study(FULL).figure_names == list(FIGURES) and study(FULL).table_names == list(TABLES)
     compared = {"equal-bytes", "frontier", "frontier-reduction", "proxy-joint", "gradients"}
-    assert set(study().figure_names) == set(FIGURES) - compared
-    assert set(study().table_names) == set(TABLES) - compared - {"prediction", "engines"}
+    assert set(study().figure_names) == set(FIGURES) - compared - {"screening"}
+    assert set(study().table_names) == set(TABLES) - compared - {"prediction", "engines", "screening", "second-order"}
     assert "greedy-path" not in study(allocators=["exact"]).figure_names
     gradients = study(sensitivity="gradients")
     assert "floor" not in gradients.figure_names and "sensitivity" in gradients.figure_names
@@ -171,7 +171,7 @@ def test_an_arm_without_noise_trains_without() -> None:
     ],
 )
 def test_artifacts_are_fetched_from_where_they_are_pinned(source: dict[str, str], expected: list[str]) -> None:
-    arguments = study(artifacts={**source, "files": FILES}).fetch_arguments("shard")
+    arguments = study(artifacts={**source, "files": FILES}).fetch_arguments("shard", "shard.bin")
     assert arguments == [*expected, "--path", "deep/shard.bin", "--sha256", 64 * "0"]
 
 
@@ -216,3 +216,66 @@ def test_engines_are_asked_for_in_one_order_and_each_has_its_file() -> None:
     assert other.all_files == first.all_files and other.export_commands == first.export_commands
     assert {name: ("policy.json", "export.json", engine.file) for name, engine in ENGINES.items()} == EXPORT_FILES
     assert study(COMPARED).engines == [] and study(COMPARED).export_output_files == []
+
+
+# --- A study of a Hugging Face model ---
+
+DRAWN = {name: {"documents": 2, "blocks": 4, "seed": 0} for name in ("calibration", "validation")}
+MODEL_FILES = [{"path": f"deep/{name}", "sha256": 64 * "0"} for name in ("config.json", "model.safetensors")]
+HUGGINGFACE = {
+    **{key: value for key, value in STUDY.items() if key != "adaptation"},
+    "heads": 2,
+    "model": {"family": "huggingface", "source": "local", "location": "/models", "files": MODEL_FILES},
+    "text": {"source": "local", "location": "/texts", "files": [{"path": "a.txt", "sha256": 64 * "0"}], "parts": 4},
+    "windows": DRAWN,
+    "sensitivity": "gradients",
+    "sample": 3,
+    "comparison": COMPARISON,
+}
+A_GGUF_FILE = {**HUGGINGFACE["model"], "files": [{"path": "tiny.gguf", "sha256": 64 * "0"}]}
+
+
+@pytest.mark.parametrize("model", [HUGGINGFACE["model"], A_GGUF_FILE])
+def test_a_hugging_face_model_has_its_folder_and_tokens_of_its_texts(model: dict[str, Any]) -> None:
+    own, gguf = study(HUGGINGFACE, model=model), model is A_GGUF_FILE
+    folder = f"resources/small/{'dequantized' if gguf else 'model'}"
+    assert own.model == f"{folder}/decoder.json" and own.model in own.model_files
+    assert own.checkpoint == ("resources/small/checkpoint/tiny.gguf" if gguf else "resources/small/model")
+    assert {f"{folder}/config.json", f"{folder}/model.safetensors"} <= set(own.input_files)
+    assert {own.shard, *own.document_files, *own.tokenizer_files} == set(own.token_files) <= set(own.all_files)
+    assert len(set(own.all_files)) == len(own.all_files)
+    assert taken("tokenize", *own.text_files, *own.text_arguments)["parts"] == "4"
+    assert own.window_arguments[-2:] == ["--tokenizer", "resources/small/tokens/tokenizer.json"]
+
+
+def test_what_needs_every_score_or_an_adaptation_is_left_out_where_scores_come_from_gradients() -> None:
+    own = study(HUGGINGFACE)
+    assert own.sweep_dtypes == own.adapted_models == own.adapted_policies == own.move_runs == own.prediction_files == []
+    assert own.sources == ["gradients"] and own.score_files == ["results/small/scores/gradients.csv"]
+    assert own.checked_score_files == own.sample_score_files == ["results/small/scores/sample.csv"]
+    assert set(FIGURES) - set(own.figure_names) == {"adaptation", "adaptation-curves", "floor", "screening"}
+    assert set(TABLES) - set(own.table_names) == {"adaptation", "prediction", "engines", "screening", "second-order"}
+    assert own.set_files("0.0003") == ["results/small/comparison/0.0003/policy-set.json"]
+    recipes = [own.equal_bytes_arguments, own.frontier_arguments]
+    assert all(":measured" not in word for arguments in recipes for word in map(str, arguments))
+    measured = study({key: value for key, value in HUGGINGFACE.items() if key != "sample"}, sensitivity="measured")
+    assert set(own.figure_names) | {"floor"} == set(measured.figure_names)
+    assert measured.set_files("0.0003")[1:] == ["results/small/comparison/0.0003/refined.json"]
+
+
+def test_a_larger_sample_holds_a_smaller_one() -> None:
+    samples = [study(HUGGINGFACE, layers=9, sample=count).sampled_units for count in (1, 5, 12, 18, 99)]
+    assert [len(sample) for sample in samples] == [1, 5, 12, 18, 18]
+    assert all(set(one) < set(more) for one, more in itertools.pairwise(samples[:4]))
+    own = study(HUGGINGFACE, layers=9, sample=12)
+    commands = own.sample_commands(own.sample_runs)
+    swept = [(int(command[6]), head) for command in commands for head in taken(*command)["heads"]]
+    assert swept == [(layer, str(head)) for layer, head in own.sampled_units]
+    assert len(commands) == len({layer for layer, _ in own.sampled_units}) < 9
+
+
+def test_recipes_of_a_study_are_measured_beside_the_others_and_their_precisions_scored() -> None:
+    more = "centred=exact:gradients:keys-values:int8,centred4"
+    own = study(HUGGINGFACE, comparison={**COMPARISON, "recipes": [more]})
+    assert more in own.equal_bytes_arguments and more in own.frontier_arguments
+    assert "centred4" in own.gradient_arguments and "centred4" not in study(HUGGINGFACE).gradient_arguments

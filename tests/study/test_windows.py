@@ -19,7 +19,7 @@ from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_tensors
 from kvstages.models.config import GPTConfig
 from kvstages.study.documents import Document, draw_blocks, read_documents
-from kvstages.study.shards import write_shard
+from kvstages.study.shards import WIDE, write_shard
 from kvstages.study.windows import (
     Draw,
     Stretch,
@@ -296,3 +296,33 @@ def test_wrong_documents(entries, said, tmp_path):
     (tmp_path / "documents.json").write_text(json.dumps(entries))
     with pytest.raises(ValueError, match=rf"documents\.json: .*{said}|documents\.json: {said}"):
         read_documents(tmp_path / "documents.json", 100)
+
+
+WIDER = dataclasses.replace(CONFIG.shape, vocabulary=60)
+
+
+def test_a_window_may_have_a_block_of_its_own_and_blocks_may_start_with_special_tokens(tmp_path):
+    shard, documents = tmp_path / "shard.bin", tmp_path / "documents.json"
+    write_shard(shard, np.arange(40), WIDE)
+    entries = [{"document": name, "start": start, "end": start + 20} for name, start in (("a", 0), ("b", 20))]
+    documents.write_text(json.dumps(entries))
+    wanted = parse_windows(["long=documents:1,blocks:2,seed:0", "short=documents:1,blocks:3,seed:0,block:5"])
+    assert str(wanted["short"]) == "documents:1,blocks:3,seed:0,block:5"
+    cut = cut_windows(shard, wanted, 8, WIDER, documents, prefix=[50])
+    assert cut["long"].tokens.shape == (2, 8) and cut["short"].tokens.shape == (3, 5)
+    for window in cut.values():
+        assert (window.tokens[:, 0] == 50).all()
+        assert window.tokens[:, 1].tolist() == window.starts
+        assert (np.diff(window.tokens[:, 1:], axis=1) == 1).all()
+    assert not set(cut["long"].tokens[:, 1:].flat) & set(cut["short"].tokens[:, 1:].flat)
+
+
+def test_special_tokens_need_drawn_windows_and_room(tmp_path):
+    shard = tmp_path / "shard.bin"
+    write_shard(shard, np.arange(40))
+    with pytest.raises(ValueError, match="draw documents"):
+        cut_windows(shard, {"a": Stretch(0, 8)}, 8, CONFIG.shape, prefix=[1])
+    with pytest.raises(ValueError, match="expected 2 beside 7 special tokens"):
+        cut_windows(shard, {"a": Draw(1, 1, 0)}, 8, CONFIG.shape, prefix=[1] * 7)
+    with pytest.raises(ValueError, match="not all below the model's vocabulary"):
+        cut_windows(shard, {"a": Draw(1, 1, 0)}, 8, CONFIG.shape, prefix=[10**6])

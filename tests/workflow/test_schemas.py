@@ -34,7 +34,10 @@ SCHEMAS = {
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
 # Which arms there are, and whether they have a control, is up to a study.
-OPTIONAL = re.compile(r"published|comparison|export|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?")
+OPTIONAL = re.compile(
+    r"published|comparison|comparison\.recipes|screening|export|sample|text\.parts|windows\.calibration\.block"
+    r"|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?"
+)
 
 
 def mappings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -81,9 +84,19 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
     for key, wrongs in values.items():
         for wrong in wrongs:
             yield f"{key}={wrong}", {**STUDIES["demo"], key: wrong}
+    huggingface = STUDIES["smollm2"]
+    for name, changed in {
+        "gpt2-nano's keys": {"adaptation": STUDIES["demo"]["adaptation"]},
+        "a sample of what is measured": {"sensitivity": "measured"},
+        "positions of texts": {"windows": {"calibration": [0, 512], "validation": [512, 1024]}},
+        "a window more": {"windows": {**huggingface["windows"], "reserved": {"documents": 1, "blocks": 1, "seed": 0}}},
+        "a hub without revision": {"model": {**huggingface["model"], "source": "hub"}},
+        "a version of a folder": {"text": {**huggingface["text"], "source": "local"}},
+    }.items():
+        yield name, {**huggingface, **changed}
 
 
-WRONG = [*broken(STUDIES["demo"]), *broken(STUDIES["gpt2-nano"]), *wrong_values()]
+WRONG = [*(study for name in STUDIES for study in broken(STUDIES[name])), *wrong_values()]
 
 
 @pytest.mark.parametrize("name", STUDIES)

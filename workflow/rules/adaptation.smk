@@ -26,7 +26,7 @@ for job in STUDIES.jobs("try_settings", "grid_runs", "arm"):
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("grid_commands", job.runs)),
-            packages=stage_packages("adapt-grid"),
+            packages=packages("adapt-grid"),
         message:
             "{wildcards.study}: choose settings on the reserved window"
         shell:
@@ -59,7 +59,7 @@ for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("adapt_commands", job.runs)),
-            packages=stage_packages("adapt"),
+            packages=packages("adapt"),
         message:
             "{wildcards.study}: adapt the model"
         shell:
@@ -86,7 +86,7 @@ for job in STUDIES.jobs("evaluate_adapted", "adapted_evaluation_runs", "arm seed
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("adapted_evaluation_commands", job.runs)),
-            packages=stage_packages("evaluate-adapted"),
+            packages=packages("evaluate-adapted"),
         message:
             "{wildcards.study}: measure adapted models"
         shell:

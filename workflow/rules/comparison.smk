@@ -17,7 +17,7 @@ arithmetic in a folder {dtype} beside them; results/{study}/gradients/joint.csv 
 rule allocate_published_recipe:
     input:
         sensitivity="results/{study}/scores/measured-bfloat16.csv",
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         policy="results/{study}/comparison/{budget}/published/policy.json",
         steps="results/{study}/comparison/{budget}/published/steps.csv",
@@ -40,7 +40,7 @@ rule allocate_published_recipe:
 rule allocate_base:
     input:
         sensitivity=STUDIES.ask("own_score_files"),
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         limit="results/{study}/comparison/{budget}/published/policy.json",
     output:
         policy="results/{study}/comparison/{budget}/exact/policy.json",
@@ -67,7 +67,7 @@ for job in STUDIES.jobs("sweep_moves", "move_runs", "layer"):
         name:
             job.name
         input:
-            model="resources/{study}/model.safetensors",
+            model=STUDIES.ask("model"),
             windows="results/{study}/windows.safetensors",
             base="results/{study}/comparison/{budget}/exact/policy.json",
         output:
@@ -83,7 +83,7 @@ for job in STUDIES.jobs("sweep_moves", "move_runs", "layer"):
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("move_commands", job.runs, wildcards="budget")),
-            packages=stage_packages("sweep"),
+            packages=packages("sweep"),
         message:
             "{wildcards.study}: move one head at a time, around the policy of budget {wildcards.budget}"
         shell:
@@ -113,7 +113,7 @@ rule refine_policy:
         base="results/{study}/comparison/{budget}/exact/policy.json",
         moves="results/{study}/comparison/{budget}/moves.csv",
         sensitivity=STUDIES.ask("own_score_files"),
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         "results/{study}/comparison/{budget}/refined.json",
     log:
@@ -133,7 +133,7 @@ rule refine_policy:
 rule make_policy_set:
     input:
         sensitivities=STUDIES.ask("score_files"),
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         "results/{study}/comparison/{budget}/policy-set.json",
     log:
@@ -156,7 +156,7 @@ rule make_policy_set:
 rule make_frontier:
     input:
         sensitivities=STUDIES.ask("score_files"),
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         "results/{study}/frontier/policy-set.json",
     log:
@@ -178,12 +178,11 @@ rule make_frontier:
 
 rule evaluate_policy_set:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
-        policies="results/{study}/comparison/{budget}/policy-set.json",
-        refined="results/{study}/comparison/{budget}/refined.json",
+        policies=STUDIES.ask("set_files", wildcards="budget"),
     output:
         "results/{study}/comparison/{budget}/joint.csv",
     log:
@@ -194,26 +193,26 @@ rule evaluate_policy_set:
     resources:
         gpu=GPUS,
     params:
+        policies=STUDIES.ask("set_arguments", wildcards="budget"),
         execution=STUDIES.ask("execution_arguments"),
         without=[],
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget}"
     shell:
         "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
-        " --policies {input.policies} --policies {input.refined} --reference {input.reference}"
+        " {params.policies} --reference {input.reference}"
         " --truth {input.truth} {params.without} {params.execution} --output {output} 2> {log}"
 
 
 use rule evaluate_policy_set as evaluate_policy_set_in with:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/{dtype}/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
-        policies="results/{study}/comparison/{budget}/policy-set.json",
-        refined="results/{study}/comparison/{budget}/refined.json",
+        policies=STUDIES.ask("set_files", wildcards="budget"),
     output:
         "results/{study}/comparison/{budget}/{dtype}/joint.csv",
     log:
@@ -221,18 +220,19 @@ use rule evaluate_policy_set as evaluate_policy_set_in with:
     benchmark:
         "benchmarks/evaluate_policy_set_in/{study}/{budget}/{dtype}.tsv"
     params:
+        policies=STUDIES.ask("set_arguments", wildcards="budget"),
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         # Random policies are there for their spread, which the study's own arithmetic shows.
         without="--without random",
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies at the bytes of budget {wildcards.budget} in {wildcards.dtype}"
 
 
 rule evaluate_frontier:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
@@ -249,8 +249,8 @@ rule evaluate_frontier:
     params:
         execution=STUDIES.ask("execution_arguments"),
         without=[],
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier"
     shell:
@@ -261,7 +261,7 @@ rule evaluate_frontier:
 
 use rule evaluate_frontier as evaluate_frontier_in with:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/{dtype}/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
@@ -276,15 +276,15 @@ use rule evaluate_frontier as evaluate_frontier_in with:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
         # Below INT4 rounding of either arithmetic no longer counts beside the quantizer.
         without="--without exact-low --without exact-split-low",
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies along the frontier in {wildcards.dtype}"
 
 
 rule measure_on_calibration:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/calibration.safetensors",
         policies=STUDIES.ask("predicted_set_files"),
@@ -300,8 +300,8 @@ rule measure_on_calibration:
     params:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
         execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure policies on the window of the sensitivities"
     shell:
@@ -312,7 +312,7 @@ rule measure_on_calibration:
 rule predict_policies:
     input:
         sweeps=STUDIES.ask("own_sweep_files"),
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         projections="results/{study}/gradients/projections.safetensors",
         policies=STUDIES.ask("predicted_set_files"),
         joint="results/{study}/gradients/joint.csv",

@@ -40,7 +40,7 @@ for study in STUDIES.values():
 
 rule calibrate_engines:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
     output:
         "results/{study}/export/calibration.safetensors",
@@ -54,8 +54,8 @@ rule calibrate_engines:
     params:
         device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
-        code=stage_digest("calibrate"),
-        packages=stage_packages("calibrate"),
+        code=code("calibrate"),
+        packages=packages("calibrate"),
     message:
         "{wildcards.study}: what the formats of engines need to know of keys and values"
     shell:
@@ -65,7 +65,7 @@ rule calibrate_engines:
 
 rule score_engines:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         calibration="results/{study}/export/calibration.safetensors",
     output:
@@ -83,8 +83,8 @@ rule score_engines:
         probes=STUDIES.ask("probes"),
         device=STUDIES.ask("device_arguments"),
         memory=config["memory_mb"],
-        code=stage_digest("score-engines"),
-        packages=stage_packages("score-engines"),
+        code=code("score-engines"),
+        packages=packages("score-engines"),
     message:
         "{wildcards.study}: score the formats of engines from gradients"
     shell:
@@ -98,7 +98,7 @@ rule make_engine_set:
         policy=STUDIES.ask("exported_policy_files"),
         sensitivity=STUDIES.ask("own_score_files"),
         scores="results/{study}/export/scores.csv",
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         "results/{study}/export/policy-set.json",
     log:
@@ -118,7 +118,7 @@ rule make_engine_set:
 
 rule evaluate_engine_set:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
         calibration="results/{study}/export/calibration.safetensors",
@@ -134,8 +134,8 @@ rule evaluate_engine_set:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("evaluate-set"),
-        packages=stage_packages("evaluate-set"),
+        code=code("evaluate-set"),
+        packages=packages("evaluate-set"),
     message:
         "{wildcards.study}: measure the policies in the words of engines"
     shell:

@@ -24,13 +24,15 @@ for study in STUDIES.values():
                         labels={"figure": FIGURES[figure].label},
                     )
                     for figure in study.figure_names
+                    if shows(f"results/{study.name}/figures/{figure}.svg")
                 ]
             ),
             update(
                 [
                     f"results/{{study}}/figures/{figure}{suffix}"
                     for figure in study.figure_names
-                    for suffix in (".png", ".csv")
+                    for suffix in (".svg", ".png", ".csv")
+                    if suffix != ".svg" or not shows(f"results/{study.name}/figures/{figure}.svg")
                 ]
             ),
         log:

@@ -10,7 +10,7 @@ results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv.
 
 rule compute_reference:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
     output:
         "results/{study}/reference/{window}.safetensors",
@@ -23,8 +23,8 @@ rule compute_reference:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("reference"),
-        packages=stage_packages("reference"),
+        code=code("reference"),
+        packages=packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window"
     shell:
@@ -34,7 +34,7 @@ rule compute_reference:
 
 rule evaluate_policy:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         policy="results/{study}/policies/{policy}/policy.json",
         reference="results/{study}/reference/validation.safetensors",
@@ -50,8 +50,8 @@ rule evaluate_policy:
         gpu=GPUS,
     params:
         execution=STUDIES.ask("execution_arguments"),
-        code=stage_digest("evaluate"),
-        packages=stage_packages("evaluate"),
+        code=code("evaluate"),
+        packages=packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window"
     shell:
@@ -69,8 +69,8 @@ use rule compute_reference as compute_reference_in with:
         "benchmarks/compute_reference_in/{study}/{dtype}/{window}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
-        code=stage_digest("reference"),
-        packages=stage_packages("reference"),
+        code=code("reference"),
+        packages=packages("reference"),
     message:
         "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
 
@@ -84,15 +84,15 @@ use rule compute_reference as compute_exact_reference with:
         "benchmarks/compute_exact_reference/{study}/{window}.tsv"
     params:
         execution=STUDIES.ask("exact_cache_arguments"),
-        code=stage_digest("reference"),
-        packages=stage_packages("reference"),
+        code=code("reference"),
+        packages=packages("reference"),
     message:
         "{wildcards.study}: logits of the {wildcards.window} window in FP32 with keys and values stored exactly"
 
 
 use rule evaluate_policy as evaluate_policy_in with:
     input:
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         policy="results/{study}/policies/{policy}/policy.json",
         reference="results/{study}/reference/{dtype}/validation.safetensors",
@@ -105,7 +105,7 @@ use rule evaluate_policy as evaluate_policy_in with:
         "benchmarks/evaluate_policy_in/{study}/{policy}/{dtype}.tsv"
     params:
         execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
-        code=stage_digest("evaluate"),
-        packages=stage_packages("evaluate"),
+        code=code("evaluate"),
+        packages=packages("evaluate"),
     message:
         "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"

@@ -8,7 +8,7 @@ Makes: results/{study}/policies/{policy}/policy.json and steps.csv.
 rule allocate_policy:
     input:
         sensitivity=STUDIES.ask("own_score_files"),
-        model="resources/{study}/model.safetensors",
+        model=STUDIES.ask("model"),
     output:
         policy="results/{study}/policies/{policy}/policy.json",
         steps="results/{study}/policies/{policy}/steps.csv",

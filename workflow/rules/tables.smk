@@ -24,9 +24,17 @@ for study in STUDIES.values():
                         labels={"table": TABLES[table].label},
                     )
                     for table in study.table_names
+                    if shows(f"results/{study.name}/tables/{table}.html")
                 ]
             ),
-            update([f"results/{{study}}/tables/{table}.csv" for table in study.table_names]),
+            update(
+                [
+                    f"results/{{study}}/tables/{table}{suffix}"
+                    for table in study.table_names
+                    for suffix in (".html", ".csv")
+                    if suffix != ".html" or not shows(f"results/{study.name}/tables/{table}.html")
+                ]
+            ),
         log:
             "logs/make_tables/{study}.log",
         benchmark:
