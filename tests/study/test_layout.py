@@ -254,7 +254,8 @@ def test_what_needs_every_score_or_an_adaptation_is_left_out_where_scores_come_f
     assert own.sources == ["gradients"] and own.score_files == ["results/small/scores/gradients.csv"]
     assert own.checked_score_files == own.sample_score_files == ["results/small/scores/sample.csv"]
     assert set(FIGURES) - set(own.figure_names) == {"adaptation", "adaptation-curves", "floor", "screening"}
-    assert set(TABLES) - set(own.table_names) == {"adaptation", "prediction", "engines", "screening", "second-order"}
+    left_out = {"adaptation", "adaptation-settings", "prediction", "engines", "screening", "second-order"}
+    assert set(TABLES) - set(own.table_names) == left_out
     assert own.set_files("0.0003") == ["results/small/comparison/0.0003/policy-set.json"]
     recipes = [own.equal_bytes_arguments, own.frontier_arguments]
     assert all(":measured" not in word for arguments in recipes for word in map(str, arguments))
