@@ -47,6 +47,7 @@ class Codec:
         self.levels = levels_of(method)
         self.matrix = rotation_matrix(method, width, torch.device(device))
         self.static = None
+        self._turned: tuple[tuple[int, int], Tensor | None] = (-1, -1), None
         if self.context.maximum is not None:
             self.static = scales.static_scale(method, bits, self.context.maximum).view(-1, 1, 1, 1)
 
@@ -103,7 +104,10 @@ class Codec:
         """The offset of some tokens, FP64 [H, T or 1, D]; None where there is none."""
         if self.context.offset is None:
             return None
-        return self.context.at(start, tokens)
+        # A step asks twice, to store a token and to read it back.
+        if self._turned[0] != (start, tokens):
+            self._turned = (start, tokens), self.context.at(start, tokens)
+        return self._turned[1]
 
     def _apart(self, x: Tensor) -> Tensor:
         """[B, H, T, D] as vectors that share a scale [B, H, T or T / g, G, N]."""

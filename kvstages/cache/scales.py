@@ -9,6 +9,8 @@ Axes: vectors [..., N], parameters [..., 1].
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -34,12 +36,17 @@ def choose(x: Tensor, method: Method, bits: int, static: Tensor | None) -> Param
     plain = levels.fit(x, bits)
     if not method.search:
         return store(plain, method, static)
-    multipliers = torch.tensor(AROUND if method.levels == "lloyd" else CLIPPING, device=x.device)
+    multipliers = _multipliers(method.levels == "lloyd", x.device)
     wrong = []
     for portion in multipliers.split(max(1, TRIED_TOGETHER // max(1, x.numel()))):
         tried = store(_scaled(plain, portion.view(-1, *[1] * x.dim())), method, static)
         wrong.append(_squared_error(x, levels, widen(tried, static), bits))
     return store(_scaled(plain, multipliers[torch.cat(wrong).argmin(dim=0)]), method, static)
+
+
+@cache
+def _multipliers(around: bool, device: torch.device) -> Tensor:
+    return torch.tensor(AROUND if around else CLIPPING, device=device)
 
 
 def store(parameters: Parameters, method: Method, static: Tensor | None) -> Parameters:
