@@ -20,9 +20,10 @@ from benchmarks import naive
 from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PARTS, UNITS, PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
-from kvstages.measure.adaptation import Arm, adapt
+from kvstages.measure.adaptation import NOISE, Arm, adapt
 from kvstages.measure.evaluation import evaluate
 from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.frozen import Frozen
 from kvstages.measure.gradients import window_projections
 from kvstages.measure.setting import DTYPES, Setting, prepare
 from kvstages.measure.sweep import sweep_layer
@@ -270,7 +271,9 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
         policy_record("policy", "greedy", Budget(0.01, "nats"), grid, 0.0, 0, config.head_dim, 64, **of_scores)
         for grid in grids
     ]
-    arm = Arm(4, 50, 4, 1e-6, 0.01, 1.0, 1.0)
+    noise = PrecisionGrid.uniform(config.num_layers, config.num_heads, "int4")
+    arm = Arm(NOISE, noise, 50, 4, 1e-6, 0.01, 1.0, 1.0)
+    frozen = Frozen(random_model(config, dtype), adaptation, 4, MEMORY)
 
     def logits(tokens: Tensor) -> Tensor:
         found = torch.empty(*tokens.shape, model.shape.vocabulary, dtype=setting.dtype)
@@ -296,7 +299,9 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     spent["adaptation"] = spent["adapted"] = 0.0
     for seed in (1337, 2026, 9001):
         student = random_model(config, dtype)
-        spent["adaptation"] += seconds(lambda student=student, seed=seed: adapt(student, adaptation, arm, seed, MEMORY))
+        spent["adaptation"] += seconds(
+            lambda student=student, seed=seed: adapt(student, adaptation, arm, seed, frozen, MEMORY)
+        )
         spent["adapted"] += seconds(
             lambda student=student: evaluations(student.pack(), [policies[0], policies[3]], reference)
         )

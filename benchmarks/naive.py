@@ -88,12 +88,15 @@ def intervention(model: GPT, tokens: Tensor, layer: int, head: int, precision: s
 
 def adaptation_step(model: GPT, frozen: GPT, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of adaptation as published: the frozen reference runs along, and the optimizer is not fused."""
-    from kvstages.measure.adaptation import NONE, NoiseCache, losses
+    from kvstages.cache.precision_grid import PrecisionGrid
+    from kvstages.measure.adaptation import NONE, losses
+    from kvstages.measure.training_caches import NoiseCache
 
     with torch.no_grad():
         reference = frozen(tokens)
     following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=NONE)
-    cross_entropy, kl = losses(model(tokens, NoiseCache(4, torch.Generator().manual_seed(0))), following, reference)
+    noise = NoiseCache(PrecisionGrid.uniform(model.shape.layers, model.shape.heads, "int4"), torch.Generator())
+    cross_entropy, kl = losses(model(tokens, noise), following, reference)
     optimizer.zero_grad()
     (cross_entropy / tokens[:, 1:].numel() + kl / tokens.numel()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

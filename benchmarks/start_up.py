@@ -52,7 +52,11 @@ def stages() -> list[tuple[str, str]]:
         ("sensitivity", "0.csv 1.csv --source measured-float32 --output sensitivity.csv"),
         ("allocate", f"{policy} --model model.safetensors --output int8.json --steps steps.csv"),
         ("evaluate", f"{measured} --policy int8.json --reference reference --output int8 --positions positions.csv"),
-        ("adapt", f"{decoder} --noise-bits 4 --seed 1 --steps 1 --output adapted --curve curve.csv"),
+        (
+            "adapt",
+            f"{decoder} --noise int4 --seed 1 --steps 1 --learning-rate 1e-6 --beta 1 --output adapted"
+            " --curve curve.csv --record training.json",
+        ),
         ("figure", "sensitivity --sensitivity sensitivity.csv --output sensitivity.svg"),
     ]
 

@@ -35,7 +35,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate-set": "Measure a set of policies jointly against one reference.",
         "generate": "Continue held-out prompts under policies and compare the texts.",
         "predict": "Predict the joint KL of policies from gradients, beside what was measured.",
-        "adapt": "Train with cache noise, or without it as a control.",
+        "adapt": "Train with a noisy or quantized cache, or with neither as a control.",
+        "adapt-grid": "Try the settings of a training on the reserved window, and choose.",
+        "evaluate-adapted": "Measure an adapted model against the original and against itself.",
     },
     "Results": {
         "figure": "Draw a figure and write the numbers that it shows.",

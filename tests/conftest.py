@@ -65,15 +65,22 @@ STUDY = {
     "allocators": ["greedy"],
     "budgets": [1e-6, 0.5],
     "adaptation": {
-        "steps": 2,
         "batch": 2,
-        "learning_rate": 1e-3,
         "weight_decay": 0.01,
         "clip": 1.0,
-        "beta": 1.0,
-        "policy": "greedy-1e-06",
-        "seeds": [1337],
-        "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
+        "policies": ["greedy-1e-06", "int4", "int2"],
+        "arms": {
+            "noise": {
+                **{"weights": "float32", "noise": "int4", "seeds": [1337]},
+                **{"steps": 2, "learning_rate": 1e-3, "beta": 1.0, "control": "control"},
+            },
+            "control": {"weights": "float32", "seeds": [1337], "steps": 2, "learning_rate": 1e-3, "beta": 1.0},
+            "straight-through": {
+                **{"weights": "float32", "straight-through": "int2", "seeds": [1337]},
+                **{"steps": [1, 2], "learning_rate": 1e-3, "beta": [1.0, 3.0], "control": "chosen-control"},
+            },
+            "chosen-control": {"weights": "float32", "seeds": [1337], "settings_of": "straight-through"},
+        },
     },
 }
 

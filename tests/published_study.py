@@ -62,22 +62,67 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     adaptation = published_adaptation(PUBLISHED)
     for seed, adapted in adaptation.items():
         # Without noise nothing is random, so the control has the first seed only.
-        for arm, factor in (("noise", 1.0), ("control", 0.9))[: 2 if seed == 1337 else 1]:
+        for arm, control in (("published", "published-control"), ("published-control", ""))[: 2 if seed == 1337 else 1]:
             place = folder / "adaptation" / arm / f"seed-{seed}"
             curve = pd.DataFrame(adaptation[1337]["curve"]).assign(gradient_norm=1.0)
             curve["kl"] *= np.random.default_rng(seed).uniform(0.9, 1.1, len(curve))
-            if arm == "control":
+            if not control:
                 curve["kl"] = np.linspace(0, 1e-5, len(curve))
             write_gappy(place / "curve.csv", curve)
-            for policy, metrics in adapted["policies"].items():
-                metrics = {**metrics, "mean_kl": metrics["mean_kl"] * factor}
-                write_json(place / policy / "evaluation.json", _evaluation(policy, metrics, None))
+            write_adapted(place, arm, control, adapted["policies"], seed)
+    original = {policy: validation[policy] for policy in ("greedy-0.01", "bf16")}
+    write_adapted(folder / "adaptation" / "original" / "seed-0", "", "", original, 0)
+    write_grid(folder / "adaptation" / "published")
     write_comparison(folder)
     write_export(folder)
     write_continuations(folder)
     write_gradients(folder, scores)
     write_screening(folder / "screening")
     return folder
+
+
+def write_adapted(place: Path, arm: str, control: str, policies: dict[str, dict], seed: int) -> None:
+    """evaluation.csv of published means, and training.json: made up are single blocks and what a control has."""
+    parts = []
+    for policy, metrics in policies.items():
+        random = np.random.default_rng([seed, len(arm)])
+        around = random.lognormal(-0.02, 0.2, BLOCKS)
+        part = pd.DataFrame({"policy": policy, "block": np.arange(BLOCKS), "mean_kl": metrics["mean_kl"] * around})
+        part["agreement"] = metrics["agreement"]
+        dense = policy == "bf16"
+        part["own_kl"] = 0.0 if dense else part["mean_kl"]
+        part["own_agreement"] = 1.0 if dense else metrics["agreement"]
+        part["cross_entropy"] = metrics["cross_entropy"]
+        parts.append(part.assign(document=[f"text-{block // 2}" for block in range(BLOCKS)]))
+    table = pd.concat(parts).assign(window="validation", **MEASURED)
+    write_gappy(place / "evaluation.csv", table)
+    if arm:
+        write_json(place / "training.json", {
+            "arm": arm, "control": control, "weights_dtype": "bfloat16", "cache": "noise" if control else "exact",
+            "policy": "int4" if control else "", "steps": 50, "learning_rate": 1e-6, "beta": 1.0, "weight_decay": 0.01,
+            "clip": 1.0, "batch": 4, "seed": seed, "window": "adaptation", "tokens_seen": 12800, "weights": 44_000_000,
+            "changed_share": 0.013, "relative_change": 1e-5, "mean_change": 1e-7, "largest_change": 1e-4,
+        })  # fmt: skip
+
+
+def write_grid(place: Path) -> None:
+    """settings.csv, made up: two numbers of steps, the second chosen."""
+    rows = [
+        {"learning_rate": rate, "beta": 1.0, "steps": steps, "mean_kl": kl, "agreement": 0.98, "own_kl": kl,
+         "own_agreement": 0.98, "cross_entropy": 2.7, "bf16_mean_kl": 1e-4, "bf16_cross_entropy": 2.69,
+         "policy": "int4", "window": "reserved", "seed": 1337, "chosen": int(steps == 100)}
+        for rate, steps, kl in ((0.0, 0, 0.003), (1e-6, 50, 0.002), (1e-6, 100, 0.001))
+    ]  # fmt: skip
+    write_gappy(place / "settings.csv", pd.DataFrame(rows))
+
+
+def adapted_arguments(study: Path) -> list[str]:
+    """Inputs of the table and the figure of what adaptation did."""
+    records = sorted(map(str, study.glob("adaptation/*/*/training.json")))
+    return [
+        *sorted(map(str, study.glob("adaptation/*/*/evaluation.csv"))),
+        *(word for path in records for word in ("--records", path)),
+    ]
 
 
 def write_gradients(folder: Path, scores: dict[str, np.ndarray]) -> None:
@@ -102,7 +147,6 @@ def figure_arguments(name: str, study: Path) -> list[str]:
     """Inputs of a figure, as the workflow gives them."""
     every = sorted(map(str, study.glob("policies/*/evaluation.json")))
     greedy = sorted(map(str, study.glob("policies/greedy-*/policy.json")))
-    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
         **comparison_arguments(study),
         "floor": [str(study / SENSITIVITY)],
@@ -119,10 +163,7 @@ def figure_arguments(name: str, study: Path) -> list[str]:
         "kl-by-position": every,
         "kl-distribution": every,
         "adaptation-curves": sorted(map(str, study.glob("adaptation/*/*/curve.csv"))),
-        "adaptation": [
-            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
-            *(word for path in originals for word in ("--original", path)),
-        ],
+        "adaptation": adapted_arguments(study),
     }[name]
 
 
@@ -151,15 +192,12 @@ def screening_arguments(folder: Path) -> list[str]:
 
 def table_arguments(name: str, study: Path) -> list[str]:
     """Inputs of a table, as the workflow gives them."""
-    originals = [str(study / "policies" / policy / "evaluation.json") for policy in ("greedy-0.01", "bf16")]
     return {
         **comparison_arguments(study),
         "results": sorted(map(str, study.glob("policies/*/evaluation.json"))),
         "divergence": sorted(map(str, study.glob("policies/*/evaluation.json"))),
-        "adaptation": [
-            *sorted(map(str, study.glob("adaptation/*/*/*/evaluation.json"))),
-            *(word for path in originals for word in ("--original", path)),
-        ],
+        "adaptation": adapted_arguments(study),
+        "adaptation-settings": sorted(map(str, study.glob("adaptation/*/settings.csv"))),
         "gradients": [
             str(study / SENSITIVITY),
             "--projections", str(study / "gradients" / "projections.safetensors"),

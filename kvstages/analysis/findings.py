@@ -30,8 +30,8 @@ def read_findings(study: Path) -> Numbers:
     ValueError names a table that is missing a column; OSError one that is missing: the study must have a comparison in
     two arithmetics and be finished.
     """
-    manifest = read_record(study / "manifest.json", ["environment", "configuration"])
-    environment, settings = manifest["environment"], manifest["configuration"]["study"]
+    manifest = read_record(study / "manifest.json", ["environment"])
+    environment = manifest["environment"]
     return {
         "machine": {
             "processor": environment["processor"],
@@ -45,7 +45,6 @@ def read_findings(study: Path) -> Numbers:
         "scores": _scores(study),
         "proxy": _proxy(study),
         "gradients": _gradients(study),
-        "adaptation": _adaptation(study, settings["adaptation"]["policy"]),
         "policies": _policies(study),
     }
 
@@ -53,7 +52,7 @@ def read_findings(study: Path) -> Numbers:
 def add_machine(record: Mapping[str, Any], name: str, found: Numbers) -> Numbers:
     """The record with a machine's numbers first, in the place of older ones of the same name."""
     others = {key: value for key, value in record.get("machines", {}).items() if key != name}
-    return {"first": name, "machines": {name: found, **others}}
+    return {**record, "first": name, "machines": {name: found, **others}}
 
 
 def rounded(value: Any) -> Any:
@@ -204,20 +203,6 @@ def _gradients(study: Path) -> list[Numbers]:
         for row in rows
         if row["probes"] == most
     ]
-
-
-def _adaptation(study: Path, policy: str) -> dict[str, list[list[Any]]]:
-    """By arm: mean KL of one policy on the adapted models, with its interval over blocks, for each seed."""
-    path = study / "tables" / "adaptation.csv"
-    if not path.exists():
-        return {}
-    ends = ["mean_kl_low", "mean_kl_high"]
-    found: dict[str, Any] = {}
-    for row in _table(path, ["mean_kl"], ["policy", "arm", "seed"], ends):
-        # The mean over the seeds and their spread are rows without an interval.
-        if row["policy"] == policy and rounded(row["mean_kl_low"]) is not None:
-            found.setdefault(row["arm"], []).append([rounded(row[name]) for name in ["mean_kl", *ends]])
-    return found
 
 
 def _policies(study: Path) -> list[Numbers]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvstages.analysis.adaptation_page import finding
 from kvstages.analysis.findings import compared_recipes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, UNIFORM
 
@@ -48,7 +49,7 @@ def page(record: Mapping[str, Any]) -> str:
         _scores(found),
         _proxy(found),
         _gradients(found),
-        _adaptation(found),
+        _adaptation(record),
         _policies(found),
         _machines(record),
     ]
@@ -72,7 +73,7 @@ def readme_block(record: Mapping[str, Any]) -> str:
         _finding_equal_bytes(found),
         _finding_split(found),
         _finding_proxy(found),
-        f"**Adaptation with cache noise {_helps(found)}.**" if found["adaptation"] else "",
+        _finding_adaptation(record),
     ]
     lines += [f"{number}. {text}" for number, text in enumerate(filter(None, findings), start=1)]
     return "\n".join([START, *lines, END])
@@ -341,18 +342,22 @@ with the measured scores, over heads, keys and values: {said}. At few bits the e
 """
 
 
-def _adaptation(found: Mapping[str, Any]) -> str:
-    arms = found["adaptation"]
-    if not arms:
+def _adaptation(record: Mapping[str, Any]) -> str:
+    if "adaptation" not in record:
         return ""
-    said = "; ".join(f"{arm}: {_and([_nats(value) for value, *_ in values])}" for arm, values in arms.items())
-    _, low, high = arms["original"][0]
     return f"""
-## Adaptation with cache noise
+## Adaptation
 
-Mean held-out KL of one mixed policy, by arm (nats, one value a seed): {said}. The interval of the original model's is
-[{_nats(low)}, {_nats(high)}] (over blocks). Adaptation with cache noise {_helps(found)}.
+{finding(record["adaptation"])} [Adaptation](adaptation.md) has the numbers, what it costs, and fewer bits.
 """
+
+
+def _finding_adaptation(record: Mapping[str, Any]) -> str:
+    if "adaptation" not in record:
+        return ""
+    return (
+        f"**Training with the cache's noise or quantizer.** {finding(record['adaptation'])} [More](docs/adaptation.md)"
+    )
 
 
 def _policies(found: Mapping[str, Any]) -> str:
@@ -460,14 +465,3 @@ def _uniform_within(each: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | 
         if entry["recipe"] == UNIFORM and entry["bytes"] < each["bytes"]
     }
     return max(uniform.items(), key=lambda item: item[1]["bytes"]) if uniform else None
-
-
-def _helps(found: Mapping[str, Any]) -> str:
-    """What the mean over the seeds says against the model as it was: an effect must leave that model's interval."""
-    arms = found["adaptation"]
-    noise = sum(value for value, *_ in arms["noise"]) / len(arms["noise"])
-    value, low, high = arms["original"][0]
-    change = f"{_percent(abs(noise / value - 1))} {'less' if noise < value else 'more'}"
-    if low <= noise <= high:
-        return f"has no clear effect on the KL of the mixed policy ({change}, within its interval)"
-    return f"{'lowers' if noise < low else 'raises'} the KL of the mixed policy ({change})"

@@ -47,12 +47,12 @@ class BlockCache:
         """What the queries of a block attend to: keys and values [B, H, nT, D], n = 2 but for some schemes; nothing is
         stored."""
         both = join(keys, values)
-        check_finite(both, layer)
+        check_finite(both.detach(), layer)
         both = self.rounding(both, layer, 0)
         if layer not in self.read:
             widths = keys.shape[3], values.shape[3]
             self.read[layer] = ReadBack(self.grid.row(layer), layer, self.device, widths, self.contexts)
-        stored = self.read[layer].reconstruct(both)
+        stored = self.reconstruct(both, layer)
         heads = keys.shape[1]
 
         def offered(keys_stored: bool, values_stored: bool) -> Tensor:
@@ -61,6 +61,10 @@ class BlockCache:
 
         seen = torch.cat([offered(*pair) for pair in self._offers(both.shape[2], layer).pairs], dim=2)
         return part(seen, keys, values)
+
+    def reconstruct(self, both: Tensor, layer: int) -> Tensor:
+        """Keys and values [B, 2H, T, D] of a layer as later steps read them back."""
+        return self.read[layer].reconstruct(both)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
         """Mask bool [T, nT] of what the queries of a block see: the past as stored, oneself as one is.

@@ -6,27 +6,23 @@ from pathlib import Path
 
 import click
 
-from kvstages.commands import options
+from kvstages.commands import options, training_options
 
 
 @click.command("adapt")
 @options.model
 @options.windows
-@click.option("--window", default="adaptation", show_default=True, help="Window to train on.")
+@training_options.training
+@click.option("--arm", "name", default="", help="Name of the arm, kept in the record.")
+@click.option("--control", default="", help="Name of the arm that it is compared with, kept in the record.")
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Training steps.")
+@click.option("--learning-rate", type=click.FloatRange(min=0), default=None)
+@click.option("--beta", type=click.FloatRange(min=0), default=None, help="Weight of the KL in the loss.")
 @click.option(
-    "--noise-bits", type=click.IntRange(2, 8), default=None, help="Precision whose rounding the noise imitates."
-)
-@click.option("--no-noise", is_flag=True, help="The control: the same steps without noise.")
-@click.option("--seed", type=int, required=True, help="Seed of the noise.")
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True)
-@click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Blocks a step.")
-@click.option("--learning-rate", type=click.FloatRange(min=0), default=1e-6, show_default=True)
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.01, show_default=True)
-@click.option(
-    "--clip", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Largest gradient norm."
-)
-@click.option(
-    "--beta", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Weight of the KL in the loss."
+    "--settings",
+    type=options.INPUT,
+    default=None,
+    help="Steps, learning rate and beta that the stage adapt-grid chose, in the place of these three.",
 )
 @options.memory
 @options.compute_dtype
@@ -34,54 +30,85 @@ from kvstages.commands import options
 @options.threads
 @click.option("--output", type=options.OUTPUT, required=True, help="Safetensors file to write the adapted weights to.")
 @click.option("--curve", type=options.OUTPUT, required=True, help="CSV file to write each step's losses to.")
+@click.option("--record", type=options.OUTPUT, required=True, help="JSON file to write settings and change to.")
 def command(
     model: Path,
     windows: Path,
     window: str,
-    noise_bits: int | None,
-    no_noise: bool,
+    noise: str | None,
+    straight_through: str | None,
     seed: int,
-    steps: int,
     batch: int,
-    learning_rate: float,
     weight_decay: float,
     clip: float,
-    beta: float,
+    name: str,
+    control: str,
+    steps: int | None,
+    learning_rate: float | None,
+    beta: float | None,
+    settings: Path | None,
     compute_dtype: str,
     device: str,
     threads: int,
     memory_mb: int,
     output: Path,
     curve: Path,
+    record: Path,
 ) -> None:
-    """Train a copy of the model for a few steps with noise in its KV cache.
+    """Train a copy of the model for a few steps with a noisy or quantized KV cache, or with neither (a control).
 
     The loss is cross entropy plus beta times the KL to the frozen original; parameters are kept in the compute
-    dtype, as in the study. Blocks are taken in order and round the window.
+    dtype. Blocks are taken in order and round the window. Writes the weights, the losses of each step, and a record of
+    the settings, the tokens seen and how far the weights have moved. A loss that is not finite is an error.
 
-    Example: kvstages adapt --model model.safetensors --windows windows.safetensors --noise-bits 4 --seed 1337
-    --output adapted.safetensors --curve curve.csv
+    Example: kvstages adapt --model model.safetensors --windows windows.safetensors --noise int4 --seed 1337 --steps 50
+    --learning-rate 1e-6 --beta 1 --output adapted.safetensors --curve curve.csv --record training.json
     """
-    from kvstages.files.atomic import write_table
-    from kvstages.measure.adaptation import LOSS_BYTES, Arm, adapt, training_bytes
-    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.analysis.settings_grid import read_chosen
+    from kvstages.files.atomic import write_json, write_table
+    from kvstages.measure.adaptation import NOISE, STRAIGHT_THROUGH, Arm, change
     from kvstages.measure.setting import DTYPES, prepare
-    from kvstages.models.checkpoints import load_model, save_model
+    from kvstages.measure.training_jobs import Training
+    from kvstages.models.checkpoints import save_model
     from kvstages.models.identity import read_identity
     from kvstages.study.windows import load_window
 
-    if no_noise == (noise_bits is not None):
-        raise click.UsageError("give either --noise-bits or --no-noise")
+    if noise is not None and straight_through is not None:
+        raise click.UsageError("give --noise or --straight-through, or neither, and not both")
+    given = {"--steps": steps, "--learning-rate": learning_rate, "--beta": beta}
+    missing = [option for option, value in given.items() if value is None]
+    if len(missing) != (0 if settings is None else len(given)):
+        raise click.UsageError("give either --settings, or --steps, --learning-rate and --beta")
+    if settings is not None:
+        steps, learning_rate, beta = read_chosen(settings)
     place = prepare(device, threads)
-    decoder = load_model(model, DTYPES[compute_dtype], place)
-    tokens = load_window(windows, window, decoder.shape).to(place)
-    arm = Arm(noise_bits, steps, batch, learning_rate, weight_decay, clip, beta)
-    block = training_bytes(decoder, batch, tokens.shape[1])
-    least = least_bytes(decoder, block, batch, LOSS_BYTES / decoder.dtype.itemsize)
-    check_memory(least, memory_mb << 20)
-    with options.progress(f"adapt, seed {seed}") as report:
-        records = adapt(decoder, tokens, arm, seed, memory_mb << 20, report)
     identity = read_identity(model)
+    tokens = load_window(windows, window, identity.shape).to(place)
+    cache, policy = (NOISE, noise) if noise is not None else (STRAIGHT_THROUGH, straight_through)
+    called, grid = ("", None) if policy is None else training_options.named_grid(policy, identity)
+    cache = None if grid is None else cache
+    arm = Arm(cache, grid, steps, batch, learning_rate, weight_decay, clip, beta)
+    training = Training(model, DTYPES[compute_dtype], place, tokens, memory_mb << 20)
+    with options.progress(f"adapt, seed {seed}") as report:
+        decoder, records = training.run(arm, seed, report)
+    settled = {
+        "arm": name,
+        "control": control,
+        "weights_dtype": compute_dtype,
+        "cache": cache or "exact",
+        "policy": called,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "beta": beta,
+        "weight_decay": weight_decay,
+        "clip": clip,
+        "batch": batch,
+        "seed": seed,
+        "window": window,
+        "tokens_seen": steps * batch * tokens.shape[1],
+    }
+    moved = change(decoder, training.load())
     save_model(output, decoder.config, decoder.state_dict(), identity.origin or identity.weights)
-    columns = {name: [record[name] for record in records] for name in records[0]}
+    columns = {name: [row[name] for row in records] for name in records[0]}
     write_table(curve, {"step": range(steps), **columns})
+    write_json(record, settled | moved)

@@ -12,6 +12,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("findings")
 @click.argument("study", type=FOLDER, required=False)
+@click.option(
+    "--adaptation", type=FOLDER, help="Folder of the finished study of adaptation: its numbers replace those of RECORD."
+)
 @click.option("--machine", help="Name of the machine that measured it; the processor's by default.")
 @click.option("--record", type=FILE, default=Path("docs/findings.json"), show_default=True, help="Numbers by machine.")
 @click.option("--page", type=FILE, default=Path("docs/results.md"), show_default=True, help="The page to write.")
@@ -29,8 +32,16 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="The README's figure, written from the study's.",
 )
-def command(study: Path | None, machine: str | None, record: Path, page: Path, readme: Path, figure: Path) -> None:
-    """Write docs/results.md, and the README's findings and figure, from the result files of a finished study.
+def command(
+    study: Path | None,
+    adaptation: Path | None,
+    machine: str | None,
+    record: Path,
+    page: Path,
+    readme: Path,
+    figure: Path,
+) -> None:
+    """Write docs/results.md, docs/adaptation.md, and the README's findings and figure, from result files.
 
     STUDY is its folder, such as results/demo. Its numbers are put first into RECORD, which keeps those of other
     machines beside them. Without STUDY the pages are written from RECORD alone, and the figure stays. The workflow does
@@ -38,6 +49,8 @@ def command(study: Path | None, machine: str | None, record: Path, page: Path, r
 
     Example: kvstages findings results/demo
     """
+    from kvstages.analysis.adaptation_page import page as adaptation_page
+    from kvstages.analysis.adaptation_page import read_adaptation
     from kvstages.analysis.findings import add_machine, read_findings
     from kvstages.analysis.results_page import page as results_page
     from kvstages.analysis.results_page import put_block, readme_block
@@ -49,7 +62,11 @@ def command(study: Path | None, machine: str | None, record: Path, page: Path, r
         known = read_json(record) if record.exists() else {}
         write_json(record, add_machine(known, machine or found["machine"]["processor"], found))
         write_bytes(figure, (study / "figures" / "storage-kl.png").read_bytes())
+    if adaptation is not None:
+        write_json(record, {**read_json(record), "adaptation": read_adaptation(adaptation)})
     numbers = read_record(record, ["first", "machines"])
     text = readme.read_text(encoding="utf-8")
     write_text(readme, put_block(text, readme_block(numbers), str(readme)))
     write_text(page, results_page(numbers))
+    if "adaptation" in numbers:
+        write_text(page.with_name("adaptation.md"), adaptation_page(numbers["adaptation"]))

@@ -1,17 +1,15 @@
-"""Adaptation: held-out KL to the original model before and after, by arm and seed, for each cache policy."""
+"""What adaptation did: the difference in differences of the KL, by policy and arm, with each seed's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.adaptation_effect import ORIGINAL, effects, read_models
 from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import line_style
-from kvstages.files.read import read_record
-from kvstages.policies.names import policy_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,70 +17,78 @@ if TYPE_CHECKING:
 
 FIGURE = Entry(
     number=8,
-    title="Adaptation, before and after",
+    title="What adaptation did",
     inputs={
-        "adapted": Input("adapted_evaluation_files", "ARM/seed-SEED/POLICY/evaluation.json", several=True),
-        "original": Input("original_evaluation_files", "FILE", "The same policy, original model.", several=True),
+        "evaluations": Input("adapted_evaluation_files", "ARM/seed-SEED/evaluation.csv", several=True),
+        "records": Input("training_record_files", "FILE", "training.json of an adapted model.", several=True),
     },
 )
 
-COLUMNS = ["policy", "mean_kl", "mean_kl_low", "mean_kl_high"]
+# Measure to what is written beside its row of panels.
+ROWS = {"kl": "KL to the original", "own": "KL to its own BF16"}
 
 
-def numbers(adapted: Sequence[Path], original: Sequence[Path]) -> pd.DataFrame:
-    """Mean KL (nats) and 95 % interval: from evaluation.json files; adapted ones lie in ARM/seed-SEED/POLICY.
+def numbers(evaluations: Sequence[Path], records: Sequence[Path]) -> pd.DataFrame:
+    """Effect (nats) on both KLs and its interval, by arm, what it is compared with and policy; and of each seed.
 
-    Rows of the original model have the arm "original" and no seed. Quantized caches come first, then BF16.
+    The rows of a single seed have no interval; the row of all seeds has no seed.
     """
     import pandas as pd
 
-    rows = [
-        ("original", None, *(read_record(path, COLUMNS, COLUMNS[1:])[column] for column in COLUMNS))
-        for path in original
-    ]
-    for path in adapted:
-        record = read_record(path, COLUMNS, COLUMNS[1:])
-        rows.append((*arm_and_seed(path), *(record[column] for column in COLUMNS)))
-    rows.sort(key=lambda row: policy_order(row[2]), reverse=True)
-    return pd.DataFrame(rows, columns=["arm", "seed", *COLUMNS]).astype({"seed": "Int64"})
+    models, documents, _ = read_models(evaluations, records)
+    rows = []
+    for row in effects(models, documents).itertuples():
+        known = {"arm": row.arm, "against": row.against, "policy": row.policy}
+        rows += [
+            {**known, "seed": None, "measure": name, "effect": value, "low": low, "high": high}
+            for name, value, low, high in (
+                ("kl", row.kl_effect, row.kl_effect_low, row.kl_effect_high),
+                ("own", row.own_effect, row.own_effect_low, row.own_effect_high),
+            )
+        ]
+        arm, other = models[row.arm], models[row.against]
+        for place, seed in enumerate(arm.seeds if len(arm.seeds) > 1 else []):
+            for name, metric in (("kl", "mean_kl"), ("own", "own_kl")):
+                second = other.part(metric, row.policy, "added")
+                second = second[place if len(second) > 1 else 0]
+                effect = float((arm.part(metric, row.policy, "added")[place] - second).mean())
+                rows.append({**known, "seed": seed, "measure": name, "effect": effect, "low": None, "high": None})
+    table = pd.DataFrame(rows, columns=["arm", "against", "policy", "seed", "measure", "effect", "low", "high"])
+    return table.astype({"seed": "Int64", "low": float, "high": float})
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel for each cache policy: the original model first, its interval as a band, then each arm's seeds."""
+    """A row of panels for each KL and a panel for each policy: arms against their control, or, where they have none,
+    against the original model (open marks)."""
     from matplotlib.figure import Figure
 
     policies = list(dict.fromkeys(table["policy"]))
-    arms = [arm for arm in dict.fromkeys(table["arm"]) if arm != "original"]
-    seeds = list(dict.fromkeys(table["seed"].dropna()))
-    places = {arm: _places(part["seed"]) for arm, part in table.dropna(subset="seed").groupby("arm", sort=False)}
-    width = max(2.9, 0.9 + 0.75 * (len(arms) + 1))
-    figure = Figure(figsize=(max(4.8, len(policies) * width + 0.3), 3.8), layout="constrained")
-    for axes, policy in zip(figure.subplots(1, len(policies), squeeze=False)[0], policies, strict=True):
-        for row in table[table["policy"] == policy].itertuples():
-            original = row.arm == "original"
-            look = {"marker": "*", "color": "#1b1b1b"} if original else line_style(seeds.index(row.seed))
-            x = 0.0 if original else 1 + arms.index(row.arm) + places[row.arm][row.seed]
-            if original:
-                axes.axhspan(row.mean_kl_low, row.mean_kl_high, color="0.92", lw=0, zorder=0)
-                axes.axhline(row.mean_kl, color="0.45", lw=0.8, linestyle=(0, (4, 3)), zorder=1)
-            axes.vlines(x, row.mean_kl_low, row.mean_kl_high, color=look["color"], lw=1.1)
-            axes.plot(
-                x, row.mean_kl, look["marker"], color=look["color"], markersize=9 if original else 5.5, zorder=3,
-                label=None if original else f"seed {row.seed}",
-            )  # fmt: skip
-        axes.set_xlim(-0.6, len(arms) + 0.6)
-        axes.set_xticks(range(len(arms) + 1), ["original\nmodel", *(f"arm\n{arm}" for arm in arms)])
-        axes.grid(False, axis="x")
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-        axes.set_title(f"{policies_label([policy])} cache", pad=16)
-    figure.axes[0].set_ylabel("mean held-out KL to the original\nmodel, 95 % interval (nats)")
-    figure.suptitle("Adaptation: before and after", x=0.01, ha="left")
-    handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, len(handles)))
+    shown = table[(table["against"] != ORIGINAL) | ~table["arm"].isin(table[table["against"] != ORIGINAL]["arm"])]
+    arms = list(dict.fromkeys(shown["arm"]))
+    places = {arm: len(arms) - 1 - index for index, arm in enumerate(arms)}
+    width = max(5.0, 1.7 + 2.1 * len(policies))
+    figure = Figure(figsize=(width, 1.6 + 2 * max(1.0, 0.34 * len(arms))), layout="constrained")
+    panels = figure.subplots(len(ROWS), len(policies), squeeze=False, sharey=True)
+    for row, (measure, text) in zip(panels, ROWS.items(), strict=True):
+        for axes, policy in zip(row, policies, strict=True):
+            axes.axvline(0.0, color="0.45", lw=0.8, linestyle=(0, (4, 3)), zorder=1)
+            part = shown[(shown["policy"] == policy) & (shown["measure"] == measure)]
+            for own in part[part["seed"].notna()].itertuples():
+                look = line_style(arms.index(own.arm))
+                axes.plot(own.effect, places[own.arm] - 0.22, "|", color=look["color"], markersize=6, zorder=2)
+            for own in part[part["seed"].isna()].itertuples():
+                color = line_style(arms.index(own.arm))["color"]
+                axes.hlines(places[own.arm], own.low, own.high, color=color, lw=1.4)
+                face = "white" if own.against == ORIGINAL else color
+                axes.plot(own.effect, places[own.arm], "o", color=color, mfc=face, markersize=5, zorder=3)
+            axes.set_yticks(range(len(arms)), arms[::-1])
+            axes.set_ylim(-0.6, len(arms) - 0.4)
+            axes.grid(False, axis="y")
+            axes.locator_params(axis="x", nbins=4)
+            axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3), useMathText=True)
+        row[0].set_ylabel(text)
+    for axes, policy in zip(panels[0], policies, strict=True):
+        axes.set_title(f"{policies_label([policy])} cache", pad=14)
+    figure.supxlabel("effect: (arm − control), (quantized − BF16), nats; left of 0 the training helps", fontsize=9)
+    figure.suptitle("Adaptation: what quantization adds to the KL, against the control", x=0.01, ha="left")
     return figure
-
-
-def _places(seeds: Iterable[int]) -> dict[int, float]:
-    """Offset of each seed of one arm from the arm's tick; an arm without noise has a single one, in the middle."""
-    seeds = list(dict.fromkeys(seeds))
-    return {seed: 0.6 * index / (len(seeds) - 1) - 0.3 if len(seeds) > 1 else 0.0 for index, seed in enumerate(seeds)}

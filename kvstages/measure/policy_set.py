@@ -99,7 +99,7 @@ def _measure_grids(
         of_reference: dict[int, tuple[Normalizer, Tensor]] = {}
         of_truth: dict[int, Normalizer] = {}
         kept: dict[int, tuple[Tensor, Tensor | None]] = {}
-        for done, (index, x) in enumerate(_last_states(model, tokens[rows], grids, setting)):
+        for done, (index, x) in enumerate(last_states(model, tokens[rows], grids, setting)):
             for positions in slices:
                 where = rows, positions
                 if positions.start in kept:
@@ -128,7 +128,7 @@ def _measure_grids(
     return {grid: (means[index], agrees[index]) for index, grid in enumerate(grids)}
 
 
-def _last_states(
+def last_states(
     model: Decoder, tokens: Tensor, grids: Sequence[PrecisionGrid], setting: Setting
 ) -> Iterator[tuple[int, Tensor]]:
     """Index of each grid and the states [B, T, E] after the last layer, of blocks that go through together.

@@ -22,7 +22,7 @@ from kvstages.scores.projections import Projections
 from kvstages.scores.table import ScoreTable
 
 # What is tried of any model; the last where the model has key biases.
-SCHEMES = ("int4", "rotated4", "lloyd4-hadamard+mse", "centred4", "debiased4")
+SCHEMES = ("int4", "rotated4", "lloyd4-hadamard+mse", "centred4", "lloyd4-k.mean+hadamard+mse+e4m3+first1", "debiased4")
 # Scores above this are often beyond second order where the first token is quantized.
 TRUSTED = 1e-3
 

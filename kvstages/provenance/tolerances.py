@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Tolerance, Tolerance]] = {
         (0.5, 0.05),
     ),  # Δp of single tokens as for "few", whose means are near 0
     "statistic": ((0.2, 0.02), (0.5, 1.0)),  # ratios, differences, correlations of the above: both parts count
+    "trained": ((0.2, 2e-3), (0.5, 0.02)),  # KL of trained models, and differences of them: training spreads every flip
     "weights": ((1e-3, 0.0), (1e-2, 0.0)),  # distance of two trained models over the length of one: losses' gradients
 }
 EXACT: Tolerance = (1e-12, 0.0)

@@ -25,10 +25,11 @@ import yaml
 from kvstages.analysis.published import SHIPPED, published_folder
 from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
-from kvstages.cache.precisions import by_size
+from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.policies.budgets import BITS, BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name
+from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name, split_policy
 from kvstages.policies.recipes import parse_recipe
+from kvstages.study import arms
 from kvstages.study.artifacts import HUGGINGFACE_SOURCES, check_artifact, check_inside
 from kvstages.study.pinned import DOCUMENTS, FILES, GGUF, is_gguf, pinned_files
 from kvstages.study.windows import SMALLEST_BLOCK, check_windows, window_of
@@ -48,9 +49,7 @@ MEASURED_WINDOWS = ("calibration", "validation")
 FAMILIES = ("huggingface",)
 # Where files of gpt2-nano come from.
 SOURCES = ("bundled", "hub", "local")
-ARMS = ("noise", "control")
-# Noise of more bits than a cache's widest code would be none.
-NOISE_BITS = range(2, 9)
+ARM = r"[a-z][a-z0-9-]*"
 # Importing torch alone takes about 220 MB.
 LEAST_MEMORY_MB = 256
 # What torch.manual_seed takes without wrapping round.
@@ -129,7 +128,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 raise ValueError(
                     f"windows.{drawn[0]}: drawn from documents, but artifacts.files.{DOCUMENTS} is missing"
                 )
-            check_adapted_policy(study)
+            check_adapted_policies(study)
         check_exported_policy(study)
         check_generation(study)
     except ValueError as error:
@@ -160,13 +159,27 @@ def check_huggingface(study: Mapping[str, Any], drawn: Iterable[str]) -> None:
         raise ValueError(f"model.files: no config.json, expected a model's folder, or one file that ends in {GGUF}")
 
 
-def check_adapted_policy(study: Mapping[str, Any]) -> None:
-    """ValueError unless the policy that adapted models are evaluated with is one of the study's."""
+def check_adapted_policies(study: Mapping[str, Any]) -> None:
+    """ValueError unless the policies of the adaptation are uniform or the study's own, and those that arms quantize by
+    are measured."""
     allocated = [policy_name(*pair) for pair in itertools.product(study["allocators"], study["budgets"])]
-    names = ["bf16", *study["precisions"], *allocated]
-    policy = study["adaptation"]["policy"]
-    if policy not in names:
-        raise ValueError(f"adaptation.policy: {policy}, expected one of the study's policies: {', '.join(names)}")
+    settings = study["adaptation"]
+    used = {f"adaptation.policies[{index}]": policy for index, policy in enumerate(settings["policies"])}
+    for name, arm in settings["arms"].items():
+        found = arms.cache_of(arm)
+        if found is None:
+            continue
+        where = f"adaptation.arms.{name}.{found[0]}"
+        used[where] = found[1]
+        if found[1] not in settings["policies"]:
+            raise ValueError(f"{where}: {found[1]}, expected one of adaptation.policies, so that it is measured")
+        if found[0] == "noise" and split_policy(found[1])[1] is None and found[1] not in QUANTIZED:
+            raise ValueError(f"{where}: {found[1]}, expected one of {', '.join(QUANTIZED)} or an allocated policy")
+    for where, policy in used.items():
+        if split_policy(policy)[1] is not None and policy not in allocated:
+            raise ValueError(f"{where}: {policy}, expected a precision or one of {', '.join(allocated)}")
+        if split_policy(policy)[1] is None:
+            precision(where, policy)
 
 
 def check_exported_policy(study: Mapping[str, Any]) -> None:
@@ -630,46 +643,66 @@ def export(where: str, value: Any) -> None:
 
 
 def adaptation(where: str, value: Any) -> None:
-    """Training with cache noise: settings, seeds and arms."""
+    """Training with a noisy or quantized cache: what all arms share, the policies that they are measured with, and each
+    arm by name; how arms fit together is checked afterwards (``arms.check_arms``)."""
 
     def seed(where: str, value: Any) -> None:
         whole(0, "a seed", most=math.inf)(where, value)
         if value not in SEEDS:
             raise ValueError(f"{where}: {shown(value)}, expected less than 2^63 (a seed)")
 
-    def noise(where: str, value: Any) -> None:
-        whole(NOISE_BITS.start, "bits of noise")(where, value)
-        if value not in NOISE_BITS:
-            raise ValueError(f"{where}: {value}, expected at most {NOISE_BITS.stop - 1} (bits of noise)")
+    def quantized(where: str, value: Any) -> None:
+        policy_of_study(where, value)
+        if value == "bf16":
+            raise ValueError(f"{where}: bf16, expected a policy that quantizes; BF16 is measured in any case")
 
-    def no_noise(where: str, value: Any) -> None:
-        if value is not None:
-            raise ValueError(f"{where}: {kind(value)}, expected null: the control arm trains without noise")
+    def several(check: Check, what: str) -> Check:
+        return lambda where, value: (
+            each(where, value, check, what) if isinstance(value, list | tuple) else check(where, value)
+        )
 
-    def arms(where: str, value: Any) -> None:
-        known = {
-            arm: lambda where, value, bits=bits: keys(value, where, {"noise_bits": bits})
-            for arm, bits in zip(ARMS, (noise, no_noise), strict=True)
+    def arm_name(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(ARM, value) or value == arms.ORIGINAL:
+            raise ValueError(
+                f"{where}: {kind(value)}, expected an arm's name of lower-case letters, digits and hyphens, "
+                f"not {arms.ORIGINAL}"
+            )
+
+    def arm(where: str, value: Any) -> None:
+        required = {
+            "weights": one_of(DTYPES),
+            "seeds": lambda where, value: each(where, value, seed, "seeds"),
         }
-        keys(value, where, {}, known)
-        if not value:
-            raise ValueError(f"{where}: empty, expected at least one of {', '.join(known)}")
+        optional = {
+            "noise": quantized,
+            "straight-through": quantized,
+            "control": arm_name,
+            "settings_of": arm_name,
+            "steps": several(whole(1, "training steps"), "numbers of steps"),
+            "learning_rate": several(number(positive=True), "learning rates"),
+            "beta": several(number(positive=False), "weights of the KL"),
+        }
+        keys(value, where, required, optional)
+
+    def named(where: str, value: Any) -> None:
+        if not isinstance(value, Mapping) or not value:
+            raise ValueError(f"{where}: {kind(value) if value else 'empty'}, expected arms by name")
+        for name, entry in value.items():
+            arm_name(where, name)
+            arm(join(where, name), entry)
 
     keys(
         value,
         where,
         {
-            "steps": whole(1, "training steps"),
             "batch": whole(1, "blocks a step"),
-            "learning_rate": number(positive=True),
             "weight_decay": number(positive=False),
             "clip": number(positive=True),
-            "beta": number(positive=False),
-            "policy": policy_of_study,
-            "seeds": lambda where, value: each(where, value, seed, "seeds"),
-            "arms": arms,
+            "policies": lambda where, value: each(where, value, quantized, "policies"),
+            "arms": named,
         },
     )
+    arms.check_arms(value["arms"], join(where, "arms"))
 
 
 # What a study of a Hugging Face model has in the place of artifacts.

@@ -26,7 +26,7 @@ from kvstages.policies.budgets import Budget
 from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
 from kvstages.policies.recipes import parse_recipe
 from kvstages.scores.columns import BF16_STEP, FLOOR
-from kvstages.study.configuration import ARMS
+from kvstages.study import arms
 from kvstages.study.pinned import DOCUMENTS, MODEL, TEXT, Pinned, is_gguf, pinned_files
 from kvstages.study.windows import window_of
 
@@ -38,7 +38,9 @@ FIGURE_SUFFIXES = (".svg", ".png", ".csv")
 TABLE_SUFFIXES = (".html", ".csv")
 POLICY_FILES = ("policy.json", "steps.csv", "evaluation.json", "positions.csv")
 EVALUATION_FILES = ("evaluation.json", "positions.csv")
-ADAPTED_FILES = ("model.safetensors", "curve.csv")
+ADAPTED_FILES = ("model.safetensors", "curve.csv", "training.json")
+# Folder of the model before training, among those of the adapted ones.
+BEFORE = (arms.ORIGINAL, "0")
 # What the stage export writes for each engine.
 EXPORT_FILES = {
     engine: (
@@ -199,24 +201,19 @@ class Study:
         return sorted(self.settings["comparison"]["budgets"], key=order) if self.compares else []
 
     @property
+    def arms(self) -> dict[str, Mapping[str, Any]]:
+        """The arms of the adaptation by name, in the order of their names; none where the study adapts nothing."""
+        return dict(sorted(self.settings.get("adaptation", {}).get("arms", {}).items()))
+
+    @property
     def adapted_models(self) -> list[tuple[str, int]]:
-        """Arm and seed of each adapted model; an arm without noise draws nothing, and runs with the least seed only."""
-        settings = self.settings.get("adaptation")
-        if settings is None:
-            return []
-        seeds = sorted(settings["seeds"])
-        return [
-            (arm, seed)
-            for arm in ARMS
-            if arm in settings["arms"]
-            for seed in (seeds if settings["arms"][arm]["noise_bits"] else seeds[:1])
-        ]
+        """Arm and seed of each adapted model."""
+        return [(arm, seed) for arm, entry in self.arms.items() for seed in sorted(entry["seeds"])]
 
     @property
     def adapted_policies(self) -> list[str]:
-        """Policies that every adapted model is evaluated with: the one that the configuration names, and dense."""
-        settings = self.settings.get("adaptation")
-        return [] if settings is None else list(dict.fromkeys([settings["policy"], "bf16"]))
+        """Policies that every adapted model is measured with: those that the configuration names, and dense."""
+        return [*self.settings["adaptation"]["policies"], "bf16"] if self.arms else []
 
     @property
     def engines(self) -> list[str]:
@@ -246,8 +243,13 @@ class Study:
 
     @property
     def adapted_evaluation_runs(self) -> list[tuple[str, ...]]:
-        """What is evaluated of adapted models: each, with each of the policies for this."""
-        return [(*run, policy) for run in self.adapted_runs for policy in self.adapted_policies]
+        """What is measured of them: each adapted model, and before them the original one."""
+        return [BEFORE, *self.adapted_runs] if self.arms else []
+
+    @property
+    def grid_runs(self) -> list[tuple[str, ...]]:
+        """The arms whose settings are chosen on the reserved window."""
+        return [(name,) for name, arm in self.arms.items() if arms.has_grid(arm)]
 
     @property
     def figure_names(self) -> list[str]:
@@ -453,22 +455,28 @@ class Study:
         return [f"adaptation/{arm}/seed-{seed}" for arm, seed in self.adapted_models]
 
     @property
-    def adapted_evaluations(self) -> list[str]:
-        """Folders of their evaluations: each model with each of the policies."""
-        return [f"{folder}/{policy}" for folder in self.adapted_folders for policy in self.adapted_policies]
-
-    @property
     def curve_files(self) -> list[str]:
         return self.result(*(f"{folder}/curve.csv" for folder in self.adapted_folders))
 
     @property
-    def adapted_evaluation_files(self) -> list[str]:
-        return self.result(*(f"{folder}/evaluation.json" for folder in self.adapted_evaluations))
+    def training_record_files(self) -> list[str]:
+        return self.result(*(f"{folder}/training.json" for folder in self.adapted_folders))
 
     @property
-    def original_evaluation_files(self) -> list[str]:
-        """Evaluations, on the original model, of the policies that adapted models are evaluated with."""
-        return self.files_of(self.adapted_policies, "evaluation.json")
+    def adapted_evaluation_files(self) -> list[str]:
+        """What was measured of the original model and of each adapted one."""
+        return [self.adapted_evaluation(*run) for run in self.adapted_evaluation_runs]
+
+    def adapted_evaluation(self, arm: str, seed: str) -> str:
+        return f"results/{self.name}/adaptation/{arm}/seed-{seed}/evaluation.csv"
+
+    @property
+    def grid_files(self) -> list[str]:
+        """The settings that were tried on the reserved window, one table an arm that chooses."""
+        return [self.grid_file(arm) for (arm,) in self.grid_runs]
+
+    def grid_file(self, arm: str) -> str:
+        return f"results/{self.name}/adaptation/{arm}/settings.csv"
 
     @property
     def comparison_files(self) -> list[str]:
@@ -617,7 +625,8 @@ class Study:
             *self.projection_files,
             *(path for name in POLICY_FILES for path in self.files_of(self.policies, name)),
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
-            *self.result(*(f"{folder}/{name}" for folder in self.adapted_evaluations for name in EVALUATION_FILES)),
+            *self.adapted_evaluation_files,
+            *self.grid_files,
             *self.comparison_output_files,
             *self.screening_output_files,
             *self.export_output_files,
@@ -920,35 +929,97 @@ class Study:
                 *("adapt", "--model", self.model, "--windows", self.windows, *self.training_arguments(arm, seed)),
                 *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
                 *("--curve", *self.result(f"adaptation/{arm}/seed-{seed}/curve.csv")),
+                *("--record", *self.result(f"adaptation/{arm}/seed-{seed}/training.json")),
             ]
             for arm, seed in runs
         ]
 
+    def adapt_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read: the model, the windows, policies that were allocated, and settings that were chosen."""
+        names = once(arm for arm, _ in runs)
+        sources = [arms.settings_arm(self.arms, arm) for arm in names]
+        grids = [self.grid_file(arm) for arm in sources if arms.has_grid(self.arms[arm])]
+        return [self.model, self.windows, *self._cache_policies(names), *once(grids)]
+
+    def grid_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that try the settings of some arms; a run is an arm."""
+        found = []
+        for (name,) in runs:
+            arm = self.arms[name]
+            tried = {key: arm[key] if isinstance(arm[key], list) else [arm[key]] for key in arms.SETTINGS}
+            found.append(
+                [
+                    *("adapt-grid", "--model", self.model, "--windows", self.windows, *self._cache_arguments(name)),
+                    *("--seed", min(arm["seeds"]), *self._optimizer_arguments, "--weights", arm["weights"]),
+                    *(word for key, values in tried.items() for word in options_of(_option(key), sorted(values))),
+                    *(*self.execution_arguments(), "--output", self.grid_file(name)),
+                ]
+            )
+        return found
+
+    def grid_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read."""
+        return [self.model, self.windows, *self._cache_policies(arm for (arm,) in runs)]
+
     def adapted_evaluation_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
-        """The stages that evaluate some adapted models; a run is an arm, a seed and a policy."""
+        """The stages that measure some adapted models; a run is an arm and a seed."""
+        policies = options_of("--policy", map(self._policy_argument, self.adapted_policies))
         return [
             [
-                *("evaluate", "--model", *self.result(f"adaptation/{arm}/seed-{seed}/model.safetensors")),
-                *("--windows", self.windows, "--window", "validation"),
-                *("--policy", *self.files_of([policy], "policy.json"), "--reference", self.reference),
-                *self.execution_arguments(),
-                *("--output", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/evaluation.json")),
-                *("--positions", *self.result(f"adaptation/{arm}/seed-{seed}/{policy}/positions.csv")),
+                *("evaluate-adapted", "--model", self._adapted_model(arm, seed), "--windows", self.windows),
+                *("--window", "validation", *policies, "--reference", self.reference, *self.execution_arguments()),
+                *("--output", self.adapted_evaluation(arm, seed)),
             ]
-            for arm, seed, policy in runs
+            for arm, seed in runs
         ]
 
-    def training_arguments(self, arm: str, seed: str) -> list[Any]:
+    def adapted_evaluation_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read."""
+        models = [self._adapted_model(arm, seed) for arm, seed in runs]
+        return [*models, self.windows, self.reference, *self._policy_files(self.adapted_policies)]
+
+    def training_arguments(self, name: str, seed: str) -> list[Any]:
         """The adaptation's settings for one arm and seed, as arguments of ``adapt``."""
-        settings = self.settings["adaptation"]
-        bits = settings["arms"][arm]["noise_bits"]
+        arm, source = self.arms[name], arms.settings_arm(self.arms, name)
+        entry = self.arms[source]
+        if arms.has_grid(entry):
+            chosen = ["--settings", self.grid_file(source)]
+        else:
+            chosen = [word for key in arms.SETTINGS for word in (_option(key), entry[key])]
         return [
-            *(["--no-noise"] if bits is None else ["--noise-bits", bits]),
-            *("--seed", seed, "--steps", settings["steps"], "--batch", settings["batch"]),
-            *("--learning-rate", settings["learning_rate"], "--weight-decay", settings["weight_decay"]),
-            *("--clip", settings["clip"], "--beta", settings["beta"]),
-            *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+            *("--arm", name, *(["--control", arm["control"]] if "control" in arm else [])),
+            *(*self._cache_arguments(name), "--seed", seed, *chosen, *self._optimizer_arguments),
+            *("--compute-dtype", arm["weights"], *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
+
+    @property
+    def _optimizer_arguments(self) -> list[Any]:
+        settings = self.settings["adaptation"]
+        return [word for key in ("batch", "weight_decay", "clip") for word in (_option(key), settings[key])]
+
+    def _cache_arguments(self, name: str) -> list[str]:
+        found = arms.cache_of(self.arms[name])
+        return [] if found is None else [f"--{found[0]}", self._policy_argument(found[1])]
+
+    def _cache_policies(self, names: Iterable[str]) -> list[str]:
+        found = [arms.cache_of(self.arms[name]) for name in names]
+        return self._policy_files(each[1] for each in found if each is not None)
+
+    def _policy_argument(self, policy: str) -> str:
+        """A uniform policy by the name of its precision, another by its file."""
+        return policy if split_policy(policy)[1] is None else self.files_of([policy], "policy.json")[0]
+
+    def _policy_files(self, policies: Iterable[str]) -> list[str]:
+        return once(
+            self.files_of((policy for policy in policies if split_policy(policy)[1] is not None), "policy.json")
+        )
+
+    def _adapted_model(self, arm: str, seed: str) -> str:
+        return (
+            self.model
+            if (arm, seed) == BEFORE
+            else f"results/{self.name}/adaptation/{arm}/seed-{seed}/model.safetensors"
+        )
 
     @property
     def score_arguments(self) -> list[str]:
@@ -1140,6 +1211,11 @@ class Studies(dict[str, Study]):
                 place = f"/{number}" if several else ""
                 jobs.append(Job(f"{name}.{number}" if several else name, re.escape(study.name), part, place))
         return jobs
+
+
+def _option(key: str) -> str:
+    """The option of a stage that a key of the configuration gives."""
+    return f"--{key.replace('_', '-')}"
 
 
 def filled(value: Any, wildcards: Any) -> Any:

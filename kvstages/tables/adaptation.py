@@ -1,115 +1,129 @@
-"""KL and agreement before and after adaptation, by cache policy, arm and seed."""
+"""What adaptation did: differences in differences, what they cost, and how the models were trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvstages.analysis import published as publication
-from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.adaptation_effect import DENSE, ORIGINAL, effects, read_models, sentence
 from kvstages.analysis.entries import Entry, Input
-from kvstages.files.read import read_record
-from kvstages.policies.names import policy_order
-from kvstages.tables.notes import (
-    HELD_OUT,
-    INTERVAL_NOTE,
-    MEASURED,
-    PUBLISHED_HELD_OUT,
-    PUBLISHED_NOTE,
-    WINDOW,
-    held_out_sections,
-    measured_note,
-    page_title,
-    put_beside,
-    storage_notes,
-)
-from kvstages.tables.page import Column, Section, divergence, page, percent
+from kvstages.stats.bootstrap import document_count
+from kvstages.tables.notes import PUBLISHED_NOTE, page_title, put_beside, settings
+from kvstages.tables.page import Column, Section, count, decimal, divergence, page, percent, share
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from kvstages.analysis.adaptation_effect import Model
+
 TABLE = Entry(
     number=3,
-    title="Adaptation by arm and seed",
+    title="What adaptation did",
     inputs={
-        "adapted": Input("adapted_evaluation_files", "ARM/seed-SEED/POLICY/evaluation.json", several=True),
-        "original": Input("original_evaluation_files", "FILE", "The same policy, original model.", several=True),
+        "evaluations": Input("adapted_evaluation_files", "ARM/seed-SEED/evaluation.csv", several=True),
+        "records": Input("training_record_files", "FILE", "training.json of an adapted model.", several=True),
     },
     published=True,
 )
 
 # The arm of this project that repeats the published recipe.
-PUBLISHED_ARM = "noise"
+PUBLISHED_ARM = "published"
+NOTES = [
+    "Effect: (arm quantized − arm BF16) − (the same of what it is compared with): how much more quantization adds "
+    "under the arm. Below 0 the training helps. Brackets hold the 95 % interval over seeds and {over} (Student's t); "
+    "where it holds 0, no effect is established.",
+    "KL to the original counts the drift of training, too. KL to its own BF16 cache compares each model with itself, "
+    "so that only its response to quantization is left. Removed: the share of what quantization adds that the arm has "
+    "less of.",
+    "An arm without noise draws nothing and has one seed: its interval is over {over} alone. All arms take the same "
+    "blocks in the same order. Evaluation has no noise.",
+    "Settings that were chosen were chosen on the reserved window; the validation window was measured once, with "
+    "these.",
+]
 
 
 def make(
-    adapted: Sequence[Path], original: Sequence[Path], published: Path | None = None, study: str | None = None
+    evaluations: Sequence[Path], records: Sequence[Path], published: Path | None = None, study: str | None = None
 ) -> tuple[pd.DataFrame, str]:
-    """Rows by cache policy, arm and seed, with mean and (sample) standard deviation over the seeds of each arm.
+    """Rows by arm, what it is compared with (its control, the original model) and policy.
 
-    ``original`` are the evaluation.json files of the model before adaptation, ``adapted`` those in ARM/seed-SEED/POLICY
-    folders; arms and seeds keep the order given.
+    ``evaluations`` are evaluation.csv files of the original model and of the adapted ones, ``records`` the
+    training.json files of these, all in ARM/seed-SEED folders; arms keep the order given.
     """
-    import pandas as pd
-
-    keys = ["policy", *HELD_OUT, *MEASURED, *WINDOW]
-    before = [read_record(path, keys) for path in original]
-    after = [(*arm_and_seed(path), read_record(path, keys)) for path in adapted]
-    rows = [{"policy": record["policy"], "arm": "original", "seed": "", **_pick(record)} for record in before]
-    rows += [
-        {"policy": record["policy"], "arm": arm, "seed": str(seed), **_pick(record)} for arm, seed, record in after
-    ]
-    table = pd.DataFrame(rows)
+    models, documents, first = read_models(evaluations, records)
+    table = effects(models, documents)
     if published is not None:
-        validation, seeds = publication.published_validation(published), publication.published_adaptation(published)
-        for name in PUBLISHED_HELD_OUT:
-            values = []
-            for row in table.itertuples():
-                source = validation if row.arm == "original" else {}
-                if row.arm == PUBLISHED_ARM and int(row.seed) in seeds:
-                    source = seeds[int(row.seed)]["policies"]
-                values.append(source.get(row.policy, {}).get(name))
-            put_beside(table, name, values)
-    parts = []
-    for policy in sorted(set(table["policy"]), key=policy_order, reverse=True):
-        for _, part in table[table["policy"] == policy].groupby("arm", sort=False):
-            parts.append(part)
-            if len(part) > 1:
-                parts.append(_over_seeds(part))
-    table = pd.concat(parts, ignore_index=True)
-    names = [Column("cache policy", "policy", str), Column("arm", "arm", str), Column("seed", "seed", str)]
-    columns = [
-        *names,
-        Column("mean KL (nats)", "mean_kl", divergence, interval=True),
-        Column("agreement", "agreement", percent, interval=True),
-    ]
+        _put_published(table, models, published)
+    over = "blocks" if documents is None else f"the {document_count(documents)} documents of the window"
+    blocks = len(first[first["policy"] == DENSE])
     notes = [
-        "Every row, adapted models included, is measured against the original model with BF16 caches.",
-        "Arm noise trains with cache noise; arm control takes the same steps without it. Evaluation has no noise.",
-        "Mean and standard deviation are of the sample of seeds. An arm with one seed has neither. An arm without "
-        "noise has nothing random and runs once.",
-        measured_note(before + [record for _, _, record in after]),
-        INTERVAL_NOTE,
-        *storage_notes(before),
+        *filter(None, [sentence(table)]),
+        f"Measured with {settings(first.head(1).to_dict('records'))}, teacher-forced; {blocks:,} blocks of the window "
+        f"{first['window'].iloc[0]}.",
+        *(note.format(over=over) for note in NOTES),
+        *([PUBLISHED_NOTE] if published is not None else []),
     ]
-    mean = ("seed", "mean")
-    sections = [Section("Divergence and agreement", columns, table, mean), *held_out_sections(names, table, mean)]
-    return table, page(page_title(study, "adaptation"), sections, notes + [PUBLISHED_NOTE] * (published is not None))
+    names = [Column("arm", "arm", str), Column("against", "against", str), Column("policy", "policy", str)]
+    own_names = [names[0], names[2]]
+    effect = [
+        *names,
+        Column("seeds", "seeds", count),
+        Column("effect on KL to the original (nats)", "kl_effect", divergence, interval=True),
+        Column("removed", "removed", share),
+        Column("effect on KL to its own BF16 (nats)", "own_effect", divergence, interval=True),
+        Column("removed", "own_removed", share),
+        Column("effect on cross entropy (nats)", "entropy_effect", divergence, interval=True),
+        Column("what quantization adds", "finding", str),
+    ]
+    cost = [
+        *names,
+        Column("KL to the original, quantized", "kl_difference", divergence, interval=True),
+        Column("cross entropy, quantized", "entropy_difference", divergence, interval=True),
+        Column("KL to the original, BF16 (drift)", "drift_difference", divergence, interval=True),
+        Column("cross entropy, BF16", "dense_entropy_difference", divergence, interval=True),
+    ]
+    levels = [
+        *own_names,
+        Column("KL to the original (nats)", "mean_kl", divergence),
+        Column("agreement with it", "agreement", percent),
+        Column("KL to its own BF16 (nats)", "own_kl", divergence),
+        Column("agreement with it", "own_agreement", percent),
+        Column("cross entropy (nats)", "cross_entropy", decimal(4)),
+        Column("BF16: KL to the original", "bf16_mean_kl", divergence),
+        Column("BF16: cross entropy", "bf16_cross_entropy", decimal(4)),
+    ]
+    training = [
+        names[0],
+        Column("weights", "weights_dtype", str),
+        Column("cache", "cache", str),
+        Column("policy of training", "trained_policy", str),
+        Column("steps", "steps", count),
+        Column("learning rate", "learning_rate", divergence),
+        Column("β", "beta", divergence),
+        Column("tokens seen", "tokens_seen", count),
+        Column("weights changed", "changed_share", percent),
+        Column("change / weights", "relative_change", divergence),
+    ]
+    alone = table[table["against"] == ORIGINAL]
+    sections = [
+        Section("Differences in differences: (arm − control), (quantized − BF16)", effect, table),
+        Section("Arm minus what it is compared with (nats), cost included", cost, table),
+        Section("What each arm has, mean over its seeds", levels, alone),
+        Section("How they were trained", training, alone.drop_duplicates("arm")),
+    ]
+    return table, page(page_title(study, "what adaptation did"), sections, notes)
 
 
-def _pick(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record[name] for name in HELD_OUT}
-
-
-def _over_seeds(part: pd.DataFrame) -> pd.DataFrame:
-    """Rows "mean" and "standard deviation" of one arm and policy; intervals are those of single seeds only."""
-    import pandas as pd
-
-    metrics = [name for name in part.columns[3:] if not name.endswith(("_low", "_high"))]
-    values = part[metrics].astype(float)
-    both = pd.DataFrame([values.mean(skipna=False), values.std(ddof=1, skipna=False)])
-    both.insert(0, "seed", ["mean", "standard deviation"])
-    both.insert(0, "arm", part["arm"].iloc[0])
-    both.insert(0, "policy", part["policy"].iloc[0])
-    return both.reindex(columns=part.columns)
+def _put_published(table: pd.DataFrame, models: dict[str, Model], folder: Path) -> None:
+    """Put the published KL and agreement, mean over the same seeds, beside those of the arm that repeats them."""
+    found = publication.published_adaptation(folder)
+    seeds = models[PUBLISHED_ARM].seeds if PUBLISHED_ARM in models else []
+    for name in ("mean_kl", "agreement"):
+        values = []
+        for row in table.itertuples():
+            known = [found.get(seed, {}).get("policies", {}).get(row.policy, {}).get(name) for seed in seeds]
+            shown = row.arm == PUBLISHED_ARM and known and None not in known
+            values.append(sum(known) / len(known) if shown else None)
+        put_beside(table, name, values)

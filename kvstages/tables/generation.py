@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLE = Entry(
-    number=11,
+    number=12,
     title="Generated text",
     inputs={"continuations": Input("continuation_files", "CONTINUATIONS.csv")},
 )

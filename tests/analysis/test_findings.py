@@ -13,13 +13,15 @@ from gappy import write_gappy
 from made_up import sensitivity_table
 from published_study import table_arguments, write_study
 
+from kvstages.analysis.adaptation_page import finding
+from kvstages.analysis.adaptation_page import page as adaptation_page
 from kvstages.analysis.findings import add_machine, read_findings
 from kvstages.analysis.results_page import END, START, page, put_block, readme_block
 from kvstages.cli import main
 from kvstages.files.atomic import write_bytes, write_json
 from kvstages.files.read import read_json
 
-TABLES = ["equal-bytes", "frontier", "results", "adaptation", "gradients", "prediction", "proxy-joint"]
+TABLES = ["equal-bytes", "frontier", "results", "gradients", "prediction", "proxy-joint"]
 RECORD = REPOSITORY / "docs" / "findings.json"
 
 
@@ -51,7 +53,7 @@ def study(tmp_path_factory) -> Path:
     rows = [("validation", block, f"text-{block // 2}", 64 * block) for block in range(8)]
     write_gappy(folder / "windows.csv", pd.DataFrame(rows, columns=["window", "block", "document", "start"]))
     environment = {"processor": "A processor", "packages": {"torch": "2.0"}, "devices": ["cpu"]}
-    settings = {"adaptation": {"policy": "greedy-0.01"}}
+    settings = {"title": "Speeches"}
     write_bytes(folder / "figures" / "storage-kl.png", b"a picture")
     write_json(folder / "manifest.json", {"environment": environment, "configuration": {"study": settings}})
     return folder
@@ -123,6 +125,29 @@ def test_the_command_writes_page_readme_and_record(study, tmp_path, monkeypatch)
     assert status == 1 and output.startswith("Error: README.md: expected the marks") and output.count("\n") == 1
 
 
+def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("adaptation", "adaptation-settings"):
+        arguments = table_arguments(name, study)
+        assert run("table", name, *arguments, "--output", study / f"tables/{name}.html")[0] == 0
+    windows = pd.read_csv(study / "windows.csv")
+    Path("README.md").write_text(f"{START}\n{END}\n")
+    assert run("findings", study, "--adaptation", study, "--machine", "M") == (0, "")
+    text = Path("docs/adaptation.md").read_text()
+    table = pd.read_csv(study / "tables/adaptation.csv")
+    row = table[table["against"] == "published-control"].iloc[0]
+    assert f"| published | greedy-0.01 | {row['kl_effect']:.3g}".replace("-", "−").replace("greedy−", "greedy-") in text
+    said = finding(read_json(Path("docs/findings.json"))["adaptation"])
+    assert (
+        f"**{said}**" in text and said in Path("README.md").read_text() and said in Path("docs/results.md").read_text()
+    )
+    assert f"{windows['document'].nunique()} held-out texts, up to 3 seeds" in text
+    assert not re.search(r"\bNone\b|\bnan\b|\{|\}", text)
+    assert run("findings") == (0, "") and Path("docs/adaptation.md").read_text() == text
+    # Another machine's numbers of the default study leave those of the adaptation as they are.
+    assert run("findings", study, "--machine", "N") == (0, "") and Path("docs/adaptation.md").read_text() == text
+
+
 def test_marks_in_the_wrong_order_are_refused():
     with pytest.raises(ValueError, match=r"a\.md: expected the marks"):
         put_block(f"{END} {START}", "x", "a.md")
@@ -131,5 +156,8 @@ def test_marks_in_the_wrong_order_are_refused():
 def test_the_pages_of_the_repository_are_what_the_command_writes():
     record = read_json(RECORD)
     assert (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8") == page(record)
+    if "adaptation" in record:
+        text = (REPOSITORY / "docs" / "adaptation.md").read_text(encoding="utf-8")
+        assert text == adaptation_page(record["adaptation"])
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert readme == put_block(readme, readme_block(record), "README.md")

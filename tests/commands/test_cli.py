@@ -121,7 +121,9 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
     allocate = ["allocate", *policy, "--model", model, "--output", "int8.json", "--steps", "steps.csv"]
     decoder = ["--model", "model.safetensors", "--windows", "windows", "--device", "cpu"]
     files = ["--policy", "int8.json", "--reference", "reference", "--output", "int8", "--positions", "positions.csv"]
-    arm = ["--noise-bits", 4, "--seed", 1, "--steps", 2, "--output", "adapted", "--curve", "curve.csv"]
+    arm = ["--seed", 1, "--steps", 2, "--learning-rate", 1e-3, "--beta", 1, "--output", "adapted"]
+    arm += ["--curve", "curve.csv", "--record", "training.json"]
+    adapted = ["--policy", "int8.json", "--policy", "int2", "--reference", "reference", "--output", "evaluation.csv"]
     stages = [
         windows,
         ["convert", "--checkpoint", model, "--output", "model.safetensors"],
@@ -130,7 +132,9 @@ def test_stages_start_without_what_they_do_not_need(artifacts, tmp_path):
         sensitivity,
         allocate,
         ["evaluate", *decoder, *window, *files],
-        *(["adapt", *decoder, *arm, "--compute-dtype", dtype] for dtype in ("float32", "bfloat16")),
+        ["adapt", *decoder, *arm, "--noise", "int4", "--compute-dtype", "bfloat16"],
+        ["adapt", *decoder, *arm, "--straight-through", "int2"],
+        ["evaluate-adapted", *decoder, *window, *adapted],
     ]
     assert imports_of_stages(stages, tmp_path, ["torch", "torch._dynamo", "torch._inductor", "sympy"]) == "torch"
     assert imports_of_stages([windows, sensitivity, allocate], tmp_path, ["torch"]) == ""

@@ -47,7 +47,10 @@ def test_cuda_where_there_is_none_is_an_error(no_cuda):
     [
         ["reference", "--window", "validation", "--output", "out"],
         ["sweep", "--window", "validation", "--layer", "0", "--output", "out"],
-        ["adapt", "--window", "validation", "--no-noise", "--seed", "1", "--output", "out", "--curve", "curve"],
+        [
+            *("adapt", "--window", "validation", "--seed", "1", "--steps", "1", "--learning-rate", "1", "--beta", "1"),
+            *("--output", "out", "--curve", "curve", "--record", "record"),
+        ],
     ],
 )
 def test_a_stage_that_is_to_use_cuda_says_so_in_one_line(stage, no_cuda, tmp_path, monkeypatch):

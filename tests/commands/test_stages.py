@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.cli import main
 from kvstages.files.atomic import write_json, write_tensors
-from kvstages.files.read import read_tensors
+from kvstages.files.read import read_json, read_tensors
 from kvstages.models.checkpoints import save_model
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
@@ -155,7 +156,7 @@ def test_windows_of_another_model_are_refused(folder, tokens, message):
     write_tensors(folder / "windows.safetensors", {"validation": tokens})
     files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
     sweep = ("sweep", *files, "--layer", 0, "--device", "cpu", "--output", "new")
-    adapt = ("adapt", *files, "--no-noise", "--seed", 1, "--device", "cpu", "--output", "new", "--curve", "curve.csv")
+    adapt = ("adapt", *files, "--device", "cpu", *SETTINGS, *ADAPTED)
     for words in (reference("--output", "new"), sweep, evaluate("--output", "new"), adapt):
         assert error(*words) == f"Error: windows.safetensors: {message}\n"
         assert not (folder / "new").exists()
@@ -177,12 +178,88 @@ def test_allocators_go_with_their_own_option(folder, words):
     assert not (folder / "p.json").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["--no-noise", "--noise-bits", "4"]])
-def test_an_arm_has_noise_or_not(folder, words):
-    files = ("--model", "model.safetensors", "--windows", "windows.safetensors")
-    status, output = run("adapt", *files, "--seed", 1, "--output", "adapted", "--curve", "curve.csv", *words)
-    assert status == 2 and "give either --noise-bits or --no-noise" in output
-    assert not (folder / "adapted").exists()
+SETTINGS = ["--seed", 1, "--steps", 1, "--learning-rate", 1e-3, "--beta", 1]
+ADAPTED = ["--output", "new", "--curve", "curve.csv", "--record", "training.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            [*SETTINGS, "--noise", "int4", "--straight-through", "int4"],
+            "give --noise or --straight-through, or neither",
+        ),
+        (["--seed", 1, "--steps", 1, "--beta", 1], "give either --settings, or --steps, --learning-rate and --beta"),
+        ([*SETTINGS, "--settings", "policy.json"], "give either --settings, or --steps, --learning-rate and --beta"),
+        ([*SETTINGS, "--noise", "int9"], "int9: neither a policy's file (.json) nor a precision such as int4"),
+        ([*SETTINGS, "--noise", "greedy-0.01"], "greedy-0.01: neither a policy's file (.json) nor a precision"),
+    ],
+)
+def test_an_arm_has_one_cache_and_one_choice_of_settings(folder, words, said):
+    write_json(folder / "policy.json", {})
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    status, output = run("adapt", *files, *words, *ADAPTED)
+    assert status == 2 and said in " ".join(output.split())
+    assert not (folder / "new").exists()
+
+
+def test_a_policy_that_is_not_there_and_noise_of_another_scheme_are_refused(folder):
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    line = error("adapt", *files, *SETTINGS, "--noise", "none.json", *ADAPTED)
+    assert line.startswith("Error: none.json: ") and line.count("\n") == 1
+    line = error("adapt", *files, *SETTINGS, "--noise", "rotated4", *ADAPTED)
+    assert line.startswith("Error: noise like rotated4: expected a policy of bf16, int8")
+    assert not (folder / "new").exists()
+
+
+def test_a_grid_is_tried_on_its_window_and_the_best_settings_are_taken(folder):
+    """Every combination once; what is chosen is what the next stage trains with."""
+    windows = {"adaptation": random_tokens(4), "reserved": random_tokens(2, seed=3)}
+    write_tensors(folder / "windows.safetensors", windows)
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--device", "cpu")
+    tried = ("--steps", 1, "--steps", 2, "--learning-rate", 1e-3, "--learning-rate", 1e-2, "--beta", 1)
+    cache = ("--straight-through", "int2", "--batch", 2)
+    grid = ("adapt-grid", *files, *cache, "--seed", 1, "--weights", "float32", *tried, "--output")
+    assert run(*grid, "settings.csv") == (0, "") and run(*grid, "again.csv") == (0, "")
+    assert (folder / "settings.csv").read_bytes() == (folder / "again.csv").read_bytes()
+    table = pd.read_csv(folder / "settings.csv")
+    assert table[["learning_rate", "beta", "steps"]].to_numpy().tolist() == [
+        [0, 0, 0], [1e-3, 1, 1], [1e-3, 1, 2], [1e-2, 1, 1], [1e-2, 1, 2],
+    ]  # fmt: skip
+    assert set(table["window"]) == {"reserved"} and table["bf16_mean_kl"].iloc[0] == 0
+    trained = table[table["steps"] > 0]
+    best = trained.loc[trained["mean_kl"].idxmin()]
+    assert trained["chosen"].sum() == 1 and best["chosen"] == 1
+    assert run("adapt", *files, *cache, "--seed", 1, "--settings", "settings.csv", *ADAPTED) == (0, "")
+    record = read_json(folder / "training.json")
+    assert [record[name] for name in ("steps", "learning_rate", "beta")] == [
+        best[name] for name in ("steps", "learning_rate", "beta")
+    ]
+    assert record["cache"] == "straight-through" and record["policy"] == "int2" and record["control"] == ""
+    assert record["tokens_seen"] == record["steps"] * 2 * 12 and record["changed_share"] > 0.5
+
+
+def test_an_adapted_model_is_measured_against_the_original_and_itself(folder):
+    assert run(*reference()) == (0, "")
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    written = ("--output", "new.safetensors", *ADAPTED[2:])
+    assert run("adapt", *files, *SETTINGS, "--noise", "int4", "--device", "cpu", *written) == (0, "")
+    measured = ("--policy", "int2", "--policy", "bf16", "--reference", "reference.safetensors", "--device", "cpu")
+    table = {}
+    for model in ("model.safetensors", "new.safetensors"):
+        words = ("evaluate-adapted", "--model", model, *files[2:], *measured, "--output", "evaluation.csv")
+        assert run(*words) == (0, "")
+        table[model] = pd.read_csv(folder / "evaluation.csv").set_index("policy")
+    before, after = table.values()
+    for name in ("kl", "agreement"):
+        own, original = f"own_{name}", {"kl": "mean_kl"}.get(name, name)
+        assert (after.loc["bf16", own] == (0 if name == "kl" else 1)).all()
+        # The original model is its own reference.
+        assert before[own].tolist() == before[original].tolist()
+    assert (after.loc["bf16", "mean_kl"] > 0).all() and (after.loc["int2", "own_kl"] > 0).all()
+    assert "is given twice" in error(
+        "evaluate-adapted", *files, *measured, "--policy", "int2", "--output", "evaluation.csv"
+    )
 
 
 def test_scores_of_another_model_are_refused(folder):

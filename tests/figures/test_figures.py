@@ -215,13 +215,14 @@ def test_position_numbers(study, drawn):
 
 def test_adaptation_numbers(study, drawn):
     _, table = drawn["adaptation"]
-    assert table["policy"].drop_duplicates().tolist() == ["greedy-0.01", "bf16"]
-    row = table[(table["arm"] == "noise") & (table["seed"] == 2026) & (table["policy"] == "bf16")].iloc[0]
-    evaluation = json.loads((study / "adaptation/noise/seed-2026/bf16/evaluation.json").read_text())
-    assert row["mean_kl"] == evaluation["mean_kl"]
+    own = table[(table["arm"] == "published") & (table["against"] == "published-control") & (table["measure"] == "kl")]
+    together, seeds = own[own["seed"].isna()], own[own["seed"].notna()]
+    assert seeds["seed"].tolist() == [1337, 2026, 9001] and len(together) == 1
+    assert together["effect"].item() == pytest.approx(seeds["effect"].mean())
+    assert together["low"].item() < together["effect"].item() < together["high"].item()
     _, curves = drawn["adaptation-curves"]
-    curve = pd.read_csv(study / "adaptation/control/seed-1337/curve.csv")
-    own = curves[(curves["arm"] == "control") & (curves["seed"] == 1337)]
+    curve = pd.read_csv(study / "adaptation/published-control/seed-1337/curve.csv")
+    own = curves[(curves["arm"] == "published-control") & (curves["seed"] == 1337)]
     assert own["kl"].tolist() == curve["kl"].tolist()
 
 
@@ -364,16 +365,16 @@ def test_proxy_joint_numbers(study, drawn):
     assert below.get_ydata().tolist() == own["ratio"].tolist()
 
 
-def test_arms_are_centred_on_their_ticks_whatever_their_number_of_seeds(drawn):
+def test_every_arm_has_a_mark_at_its_tick(drawn):
     _, table = drawn["adaptation"]
     with style():
         axes = adaptation.draw(table.astype({"seed": "Int64"})).axes[0]
-    ticks = dict(zip([label.get_text() for label in axes.get_xticklabels()], axes.get_xticks(), strict=True))
-    places = sorted(x for line in axes.lines if len(x := line.get_xdata()) == 1)
-    noise, control = ticks["arm\nnoise"], ticks["arm\ncontrol"]
-    assert [x.item() for x in map(np.asarray, places)] == pytest.approx(
-        sorted([0, noise - 0.3, noise, noise + 0.3, control])
-    )
+    ticks = dict(zip([label.get_text() for label in axes.get_yticklabels()], axes.get_yticks(), strict=True))
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    assert sorted(line.get_ydata()[0] for line in marks) == sorted(ticks.values())
+    # An open mark is against the original model: the control has none of its own.
+    faces = {line.get_ydata()[0]: line.get_markerfacecolor() for line in marks}
+    assert faces[ticks["published-control"]] == "white" and faces[ticks["published"]] != "white"
 
 
 def test_label_of_coinciding_policies():

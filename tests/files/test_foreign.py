@@ -28,11 +28,11 @@ def study(finished: Project, tmp_path: Path) -> Project:
     return finished.copy(tmp_path / "study")
 
 
-def edit(project: Project, bits: int) -> None:
-    """Train with the noise of another quantizer."""
+def edit(project: Project, precision: str) -> None:
+    """Train with the noise of another quantizer, one that is measured."""
     path = project.folder / "config" / "studies" / "small.yaml"
     settings = json.loads(path.read_text())
-    settings["adaptation"]["arms"]["noise"]["noise_bits"] = bits
+    settings["adaptation"]["arms"]["noise"]["noise"] = precision
     project.configure(settings)
 
 
@@ -48,9 +48,9 @@ def refusal(project: Project, *arguments: str) -> str:
 
 def test_results_of_former_settings_are_not_signed_when_snakemake_forgot_them(study: Project) -> None:
     shutil.rmtree(study.folder / ".snakemake")
-    edit(study, bits=3)
+    edit(study, "int2")
     line = refusal(study)
-    assert line.startswith(f"{ADAPTED}/curve.csv: was made with --noise-bits 4, where the workflow says 3 (and 1 more")
+    assert line.startswith(f"{ADAPTED}/curve.csv: was made with --noise int4, where the workflow says int2 (and 2 more")
     # The list of such files is what the line says to remove; what follows is made again.
     subprocess.run(["xargs", "rm"], stdin=(study.folder / ".ledger" / "foreign").open(), cwd=study.folder, check=True)
     jobs = study.jobs()
@@ -58,8 +58,8 @@ def test_results_of_former_settings_are_not_signed_when_snakemake_forgot_them(st
 
 
 def test_touch_does_not_make_results_those_of_other_settings(study: Project) -> None:
-    edit(study, bits=3)
-    assert "curve.csv: was made with --noise-bits 4, where the workflow says 3" in refusal(study, "--touch")
+    edit(study, "int2")
+    assert "curve.csv: was made with --noise int4, where the workflow says int2" in refusal(study, "--touch")
 
 
 def test_touch_of_what_is_current_is_no_wrong(study: Project) -> None:
@@ -70,19 +70,20 @@ def test_touch_of_what_is_current_is_no_wrong(study: Project) -> None:
 
 
 def test_old_results_put_back_with_their_records_are_not_signed(finished: Project, study: Project) -> None:
-    edit(study, bits=3)
+    edit(study, "int2")
     study.run(MODEL)
-    for name in ("model.safetensors", "curve.csv"):
+    for name in ("model.safetensors", "curve.csv", "training.json"):
         for path in (f"{ADAPTED}/{name}", f".ledger/{ADAPTED}/{name}.json"):
             shutil.copyfile(finished.folder / path, study.folder / path)
-    assert "was made with --noise-bits 4, where the workflow says 3" in refusal(study)
+    assert "was made with --noise int4, where the workflow says int2" in refusal(study)
 
 
 def test_a_stage_by_hand_with_other_arguments_is_not_signed(study: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(study.folder)
     words = ["adapt", "--model", "resources/small/model.safetensors", "--windows", "results/small/windows.safetensors"]
-    words += ["--noise-bits", "2", "--seed", "99", "--steps", "1", "--batch", "2"]
-    result = CliRunner().invoke(main, [*words, "--output", MODEL, "--curve", f"{ADAPTED}/curve.csv"])
+    words += ["--noise", "int2", "--seed", "99", "--steps", "1", "--batch", "2", "--learning-rate", "1", "--beta", "1"]
+    words += ["--output", MODEL, "--curve", f"{ADAPTED}/curve.csv", "--record", f"{ADAPTED}/training.json"]
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     assert json.loads(Path(f".ledger/{MODEL}.json").read_text())["made"]["planned"] is False
     assert f"{ADAPTED}/curve.csv: was made with --" in refusal(study)
@@ -171,7 +172,7 @@ def test_a_report_of_an_unfinished_study_shows_what_is_there(study: Project) -> 
 
 def test_a_report_after_a_failed_run_leaves_out_what_is_of_former_settings(study: Project) -> None:
     """Another noise, whose training fails: all that follows from the adapted models is of the former one."""
-    edit(study, bits=3)
+    edit(study, "int2")
     (study.folder / MODEL).unlink()
     (study.folder / MODEL).mkdir()
     (study.folder / MODEL / "in the way").touch()
@@ -182,7 +183,7 @@ def test_a_report_after_a_failed_run_leaves_out_what_is_of_former_settings(study
 
 
 def test_a_report_shows_nothing_of_a_configuration_that_did_not_run(study: Project) -> None:
-    edit(study, bits=3)
+    edit(study, "int2")
     assert shown(study) == set()
 
 

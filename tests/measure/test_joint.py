@@ -22,7 +22,7 @@ from kvstages.files.atomic import write_json, write_tensors
 from kvstages.measure.evaluation import evaluate
 from kvstages.measure.execution import dense_grid, position_slices
 from kvstages.measure.metrics import divergence
-from kvstages.measure.policy_set import JOINT_COLUMNS, _last_states, measure
+from kvstages.measure.policy_set import JOINT_COLUMNS, last_states, measure
 from kvstages.measure.setting import Setting
 from kvstages.models.checkpoints import save_model
 from kvstages.policies.budgets import Budget
@@ -114,7 +114,7 @@ def test_first_layers_that_policies_have_in_common_are_run_once(execution, monke
     alone = [all_logits(model, tokens, grid, setting) for grid in grids]
     assert len(ran) == 6 * 3 * (1 if execution == "one-pass" else 12)
     ran.clear()
-    for index, x in _last_states(model, tokens, grids, setting):
+    for index, x in last_states(model, tokens, grids, setting):
         assert torch.equal(model.logits(x), alone[index])
     steps = 1 if execution == "one-pass" else 12
     # Layer 0 for a and b; layer 1 for aa, ab and bb; layer 2 for each.

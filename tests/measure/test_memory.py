@@ -71,14 +71,18 @@ def stages(memory_mb: int) -> list[list[str]]:
     common = ["--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation"]
     common += ["--device", "cpu", "--memory-mb", str(memory_mb)]
     measured = [*common, "--reference", "reference.safetensors"]
-    training = ["--noise-bits", "4", "--seed", "0", "--steps", "1", "--batch", "1"]
+    training = ["--seed", "0", "--batch", "1", "--steps", "1", "--learning-rate", "1e-6", "--beta", "1"]
     written = {
         "reference": [*common, "--output", "reference.safetensors"],
         "sweep": [*common, "--layer", "0", "--precision", "int4", "--output", "sweep.csv"],
         "evaluate": [*measured, "--policy", "policy.json", "--output", "figures.json", "--positions", "positions.csv"],
         "evaluate-set": [*measured, "--policies", "policies.json", "--output", "joint.csv"],
         "gradients": [*common, "--probes", "1", "--output-table", "scores.csv", "--projections", "projections"],
-        "adapt": [*common, *training, "--output", "adapted", "--curve", "curve.csv"],
+        "evaluate-adapted": [*measured, "--policy", "policy.json", "--output", "evaluation.csv"],
+        "adapt": [
+            *(*common, *training, "--straight-through", "int4"),
+            *("--output", "adapted", "--curve", "curve.csv", "--record", "training.json"),
+        ],
     }
     return [[stage, *arguments] for stage, arguments in written.items()]
 

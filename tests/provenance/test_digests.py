@@ -135,7 +135,16 @@ def test_cheap_stages_do_not_reach_the_quantized_cache() -> None:
 FIGURES = [("figure", name) for name in ("floor", "frontier", "sensitivity", "storage-kl")]
 TABLES = [("table", name) for name in ("frontier", "results")]
 MEMBERS = [*((stage,) for stage in STAGES if stage not in code.FAMILIES), *FIGURES, *TABLES]
-MEASURING = {("reference",), ("sweep",), ("gradients",), ("evaluate",), ("evaluate-set",), ("adapt",)}
+MEASURING = {
+    ("reference",),
+    ("sweep",),
+    ("gradients",),
+    ("evaluate",),
+    ("evaluate-set",),
+    ("adapt",),
+    ("adapt-grid",),
+    ("evaluate-adapted",),
+}
 
 
 @pytest.fixture

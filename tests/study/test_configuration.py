@@ -43,17 +43,18 @@ precisions: [int8, int4]
 allocators: [greedy]
 budgets: [0.01, 0.05, 0.1, 0.25, 0.5]
 adaptation:
-  steps: 50
   batch: 4
-  learning_rate: 1e-6
   weight_decay: 0.01
   clip: 1.0
-  beta: 1.0
-  policy: greedy-0.01
-  seeds: [1337, 2026, 9001]
+  policies: [greedy-0.01, int4, int3]
   arms:
-    noise: {noise_bits: 4}
-    control: {noise_bits: null}
+    noise:
+      {weights: bfloat16, noise: int4, steps: 50, learning_rate: 1e-6, beta: 1, seeds: [1, 2], control: control}
+    control: {weights: bfloat16, steps: 50, learning_rate: 1e-6, beta: 1, seeds: [1]}
+    straight:
+      {weights: float32, straight-through: int3, steps: [14, 50], learning_rate: 1e-5, beta: [1, 10], seeds: [1],
+       control: still}
+    still: {weights: float32, settings_of: straight, seeds: [1]}
 """
 GONE = object()
 
@@ -82,8 +83,8 @@ def changed(config, key, value):
 def test_a_right_study(study):
     check_study("demo", study)
     check_study("demo", changed(study, "published", "gpt2-nano"))
-    check_study("demo", changed(study, "adaptation.arms.control", GONE))
-    assert study["adaptation"]["learning_rate"] == 1e-6
+    assert study["adaptation"]["arms"]["noise"]["learning_rate"] == 1e-6
+    check_study("demo", changed(study, "adaptation.arms.noise.control", GONE))
 
 
 @pytest.mark.parametrize("source", ["local", "bundled"])
@@ -102,14 +103,12 @@ def test_a_right_study_from_a_folder(study, source):
         ("artifacts.files.shards", {}, "artifacts.files.shards: unknown key; did you mean shard?"),
         ("artifacts.files.shard.sha", "", "artifacts.files.shard.sha: unknown key; did you mean"),
         ("windows.test", [0, 64], "windows.test: unknown key; expected one of calibration, adaptation,"),
-        ("adaptation.lr", 1.0, "adaptation.lr: unknown key; expected one of steps,"),
-        ("adaptation.arms.nose", {}, "adaptation.arms.nose: unknown key; did you mean noise?"),
+        ("adaptation.lr", 1.0, "adaptation.lr: unknown key; expected one of batch,"),
         ("adaptation.arms.noise.bits", 4, "adaptation.arms.noise.bits: unknown key"),
         ("title", GONE, "title: missing"),
         ("windows.reserved", GONE, "windows.reserved: missing"),
         ("artifacts.files.shard", GONE, "artifacts.files.shard: missing"),
         ("artifacts.revision", GONE, "artifacts.revision: missing"),
-        ("adaptation.arms.noise.noise_bits", GONE, "adaptation.arms.noise.noise_bits: missing"),
         # wrong types
         ("title", "", "title: the text '', expected a text"),
         ("artifacts", None, "artifacts: nothing, expected the keys source, location, files"),
@@ -120,7 +119,7 @@ def test_a_right_study_from_a_folder(study, source):
         ("block", True, "block: true or false, expected a whole number (tokens)"),
         ("block", 1, "block: 1, expected at least 2 (tokens)"),
         ("windows", [0], "windows: a list, expected the keys calibration,"),
-        ("adaptation", 3, "adaptation: 3, expected the keys steps,"),
+        ("adaptation", 3, "adaptation: 3, expected the keys batch,"),
         # artifacts
         ("artifacts.source", "ftp", "artifacts.source: the text 'ftp', expected one of bundled, hub, local"),
         (
@@ -196,26 +195,48 @@ def test_a_right_study_from_a_folder(study, source):
         ("budgets", [], "budgets: empty, expected at least one of budgets: nats of KL, bytes such as 400000B, or bits"),
         ("budgets", 0.1, "budgets: 0.1, expected a list of budgets: nats of KL, bytes such as 400000B, or bits"),
         # adaptation
-        ("adaptation.steps", 0, "adaptation.steps: 0, expected at least 1 (training steps)"),
-        ("adaptation.learning_rate", 0, "adaptation.learning_rate: 0, expected a number above 0"),
-        ("adaptation.learning_rate", "1e-6", "adaptation.learning_rate: the text '1e-6', expected a number above 0"),
-        ("adaptation.policy", 4, "adaptation.policy: 4, expected the name of a policy, such as greedy-0.01 or int8"),
+        ("adaptation.policies", [], "adaptation.policies: empty, expected at least one of policies"),
+        ("adaptation.policies", [4], "adaptation.policies[0]: 4, expected the name of a policy, such as greedy-0.01"),
+        ("adaptation.policies", ["bf16"], "adaptation.policies[0]: bf16, expected a policy that quantizes; BF16 is"),
         (
-            "adaptation.policy",
-            "greedy-7",
-            "adaptation.policy: greedy-7, expected one of the study's policies: bf16, int8, int4, greedy-0.01",
+            "adaptation.policies",
+            ["greedy-7", "int4", "int3"],
+            "adaptation.policies[0]: greedy-7, expected a precision or one of greedy-0.01",
         ),
-        ("adaptation.beta", -1, "adaptation.beta: -1, expected a number of 0 or more"),
         ("adaptation.clip", float("nan"), "adaptation.clip: nan, expected a number above 0"),
-        ("adaptation.seeds", [1, 2, 1], "adaptation.seeds[2]: 1 repeats adaptation.seeds[0]"),
-        ("adaptation.seeds", [1.5], "adaptation.seeds[0]: 1.5, expected a whole number (a seed)"),
-        ("adaptation.seeds", [-1], "adaptation.seeds[0]: -1, expected at least 0 (a seed)"),
-        ("adaptation.seeds", [2**64], f"adaptation.seeds[0]: {2**64}, expected less than 2^63 (a seed)"),
-        ("adaptation.arms", {}, "adaptation.arms: empty, expected at least one of noise, control"),
-        ("adaptation.arms.noise.noise_bits", 1, "adaptation.arms.noise.noise_bits: 1, expected at least 2 (bits of"),
-        ("adaptation.arms.noise.noise_bits", None, "adaptation.arms.noise.noise_bits: nothing, expected a whole"),
-        ("adaptation.arms.noise.noise_bits", 9, "adaptation.arms.noise.noise_bits: 9, expected at most 8"),
-        ("adaptation.arms.control.noise_bits", 4, "adaptation.arms.control.noise_bits: 4, expected null: the control"),
+        ("adaptation.arms", {}, "adaptation.arms: empty, expected arms by name"),
+        ("adaptation.arms.original", {}, "adaptation.arms: the text 'original', expected an arm's name"),
+        ("adaptation.arms.noise.weights", "fp8", "adaptation.arms.noise.weights: the text 'fp8', expected one of"),
+        ("adaptation.arms.noise.steps", 0, "adaptation.arms.noise.steps: 0, expected at least 1 (training steps)"),
+        ("adaptation.arms.noise.steps", [], "adaptation.arms.noise.steps: empty, expected at least one of numbers of"),
+        ("adaptation.arms.noise.learning_rate", 0, "adaptation.arms.noise.learning_rate: 0, expected a number above"),
+        ("adaptation.arms.noise.learning_rate", "1e-6", "adaptation.arms.noise.learning_rate: the text '1e-6', expec"),
+        ("adaptation.arms.noise.beta", -1, "adaptation.arms.noise.beta: -1, expected a number of 0 or more"),
+        ("adaptation.arms.straight.beta", [1, -1], "adaptation.arms.straight.beta[1]: -1, expected a number of 0 or"),
+        ("adaptation.arms.noise.beta", GONE, "adaptation.arms.noise.beta: missing"),
+        ("adaptation.arms.noise.seeds", GONE, "adaptation.arms.noise.seeds: missing"),
+        ("adaptation.arms.noise.seeds", [1, 2, 1], "adaptation.arms.noise.seeds[2]: 1 repeats adaptation.arms.noise."),
+        ("adaptation.arms.noise.seeds", [1.5], "adaptation.arms.noise.seeds[0]: 1.5, expected a whole number (a seed)"),
+        ("adaptation.arms.noise.seeds", [-1], "adaptation.arms.noise.seeds[0]: -1, expected at least 0 (a seed)"),
+        ("adaptation.arms.noise.seeds", [2**64], f"adaptation.arms.noise.seeds[0]: {2**64}, expected less than 2^63"),
+        ("adaptation.arms.control.seeds", [1, 2], "adaptation.arms.control.seeds: 2 of them, but nothing is drawn"),
+        ("adaptation.arms.noise.noise", "int5", "adaptation.arms.noise.noise: int5, expected one of adaptation.polici"),
+        ("adaptation.arms.noise.noise", "bf16", "adaptation.arms.noise.noise: bf16, expected a policy that quantizes"),
+        ("adaptation.arms.noise.straight-through", "int4", "adaptation.arms.noise: noise and straight-through, expec"),
+        ("adaptation.arms.noise.noise", GONE, "adaptation.arms.noise.seeds: 2 of them, but nothing is drawn without"),
+        ("adaptation.arms.noise.control", "straight", "adaptation.arms.noise.control: straight, expected an arm with"),
+        ("adaptation.arms.noise.control", "nobody", "adaptation.arms.noise.control: nobody, expected an arm with nei"),
+        ("adaptation.arms.noise.steps", 51, "adaptation.arms.noise.control: control has other weights or settings"),
+        ("adaptation.arms.control.weights", "float32", "adaptation.arms.noise.control: control has other weights or"),
+        ("adaptation.arms.control.control", "still", "adaptation.arms.control.control: still, but an arm with neither"),
+        ("adaptation.arms.still.settings_of", "nobody", "adaptation.arms.still.settings_of: nobody, expected an arm"),
+        ("adaptation.arms.still.steps", 3, "adaptation.arms.still: settings_of beside settings of its own, expected"),
+        ("adaptation.arms.still", GONE, "adaptation.arms.straight.control: still, expected an arm with neither noise"),
+        (
+            "adaptation.arms.control.steps",
+            [1, 2],
+            "adaptation.arms.control: several settings, but a control has no policy to choose them by",
+        ),
     ],
 )
 def test_a_wrong_study(study, key, value, expected):

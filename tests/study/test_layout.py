@@ -49,14 +49,40 @@ def test_the_order_of_the_configuration_changes_no_list(name: str) -> None:
         assert all(other.table_arguments(table) == first.table_arguments(table) for table in first.table_names)
 
 
-def test_the_order_of_seeds_and_arms_changes_no_list_and_not_which_seed_the_control_runs_with() -> None:
+def test_the_order_of_seeds_and_arms_changes_no_list() -> None:
     arms = STUDY["adaptation"]["arms"]
-    first = study(adaptation=adaptation(seeds=[7, 3, 11]))
-    assert first.adapted_models == [("noise", 3), ("noise", 7), ("noise", 11), ("control", 3)]
-    for seeds in itertools.permutations([3, 7, 11]):
-        for names in itertools.permutations(arms):
-            other = study(adaptation=adaptation(seeds=list(seeds), arms={name: arms[name] for name in names}))
-            assert other.all_files == first.all_files
+    several = {**arms, "noise": {**arms["noise"], "seeds": [7, 3, 11]}}
+    first = study(adaptation=adaptation(arms=several))
+    noise = [("noise", 3), ("noise", 7), ("noise", 11)]
+    assert first.adapted_models == [("chosen-control", 1337), ("control", 1337), *noise, ("straight-through", 1337)]
+    for names in itertools.permutations(several):
+        for seeds in itertools.permutations([3, 7, 11]):
+            other = {
+                name: {**several[name], "seeds": list(seeds)} if name == "noise" else several[name] for name in names
+            }
+            assert study(adaptation=adaptation(arms=other)).all_files == first.all_files
+
+
+def test_an_arm_takes_its_own_settings_or_those_that_another_chose() -> None:
+    own = study()
+    noise, control = (own.training_arguments(name, "1337") for name in ("noise", "chosen-control"))
+    chosen = "results/small/adaptation/straight-through/settings.csv"
+    assert noise[noise.index("--steps") + 1] == 2 and "--settings" not in noise and "--control" in noise
+    assert control[control.index("--settings") + 1] == chosen and "--steps" not in control
+    assert chosen in own.adapt_inputs([("chosen-control", "1337")]) and chosen in own.output_files
+    assert own.adapt_inputs([("noise", "1337")]) == [own.model, own.windows]
+    (grid,) = own.grid_commands(own.grid_runs)
+    assert [value for word, value in itertools.pairwise(grid) if word == "--beta"] == [1.0, 3.0]
+    assert grid[-1] == chosen and "validation" not in grid
+
+
+def test_policies_of_the_adaptation_are_precisions_or_files_of_the_study() -> None:
+    own = study()
+    policy = "results/small/policies/greedy-1e-06/policy.json"
+    words = own.adapted_evaluation_commands([("original", "0")])[0]
+    given = [value for word, value in itertools.pairwise(words) if word == "--policy"]
+    assert given == [policy, "int4", "int2", "bf16"] and words[words.index("--model") + 1] == own.model
+    assert own.adapted_evaluation_inputs([("original", "0")]) == [own.model, own.windows, own.reference, policy]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +157,8 @@ def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_ta
 
 
 def test_an_arm_without_noise_trains_without() -> None:
-    assert study().training_arguments("control", "1337")[:3] == ["--no-noise", "--seed", "1337"]
-    assert study().training_arguments("noise", "1337")[:3] == ["--noise-bits", 4, "--seed"]
+    assert study().training_arguments("control", "1337")[:4] == ["--arm", "control", "--seed", "1337"]
+    assert study().training_arguments("noise", "1337")[2:6] == ["--control", "control", "--noise", "int4"]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +256,8 @@ def test_what_needs_every_score_or_an_adaptation_is_left_out_where_scores_come_f
     assert own.checked_score_files == own.sample_score_files == ["results/small/scores/sample.csv"]
     optional = {"adaptation", "screening", "generation"}
     assert set(FIGURES) - set(own.figure_names) == optional | {"adaptation-curves", "floor"}
-    assert set(TABLES) - set(own.table_names) == optional | {"prediction", "engines", "second-order"}
+    left_out = optional | {"adaptation-settings", "prediction", "engines", "second-order"}
+    assert set(TABLES) - set(own.table_names) == left_out
     assert own.set_files("0.0003") == ["results/small/comparison/0.0003/policy-set.json"]
     recipes = [own.equal_bytes_arguments, own.frontier_arguments]
     assert all(":measured" not in word for arguments in recipes for word in map(str, arguments))

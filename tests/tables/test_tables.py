@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from gappy import write_gappy
 from made_up import sensitivity_table
 from published_study import FLOOR, PUBLISHED, table_arguments, write_study
 
+from kvstages.analysis.published import published_adaptation
 from kvstages.cli import main
 from kvstages.tables.equal_bytes import p_value
 from kvstages.tables.page import count, decimal, divergence, percent
@@ -39,13 +41,12 @@ def test_title_of_the_study(name, study, tmp_path):
     assert "<h1>Speeches &amp; more: " in page
 
 
-@pytest.mark.parametrize("name", ["results", "adaptation", "sensitivity-summary"])
+@pytest.mark.parametrize("name", ["results", "sensitivity-summary"])
 def test_footnotes_and_the_same_bytes_again(name, study, tmp_path):
     _, page = make(name, study, tmp_path / "table.html")
     for note in (BYTES, NOT_FASTER, SETTINGS):
         assert note in page
-    if name != "adaptation":
-        assert PROXY in page
+    assert PROXY in page
     assert "published" not in page.split("</style>")[1]
     again = tmp_path / "again.html"
     make(name, study, again)
@@ -121,21 +122,34 @@ def test_divergence_of_a_single_block_has_no_errors(study, tmp_path):
 
 def test_adaptation(study, tmp_path):
     table, page = make("adaptation", study, tmp_path / "adaptation.html", "--published", "gpt2-nano")
-    rows = table.set_index(["policy", "arm", "seed"])
-    assert round(rows.loc[("greedy-0.01", "noise", "mean"), "mean_kl"], 6) == 0.001515
-    assert round(rows.loc[("bf16", "noise", "mean"), "mean_kl"], 6) == 0.000189
-    seeds = rows.loc[("bf16", "noise")].loc[["1337", "2026", "9001"], "mean_kl"]
-    assert rows.loc[("bf16", "noise", "standard deviation"), "mean_kl"] == pytest.approx(seeds.std(ddof=1))
-    noise = table[table["arm"] == "noise"]
-    assert noise["published_mean_kl"].tolist() == noise["mean_kl"].tolist()
-    published = [name for name in table if name.startswith("published_")]
-    assert noise["published_perplexity"].tolist() == noise["perplexity"].tolist()
-    assert rows.loc[("bf16", "noise", "1337"), "published_max_logit_deviation"] == 0.21875
-    assert rows.loc[("greedy-0.01", "noise", "1337"), "published_sequences_with_disagreement"] == 21
-    control = table[table["arm"] == "control"]
-    assert control[published].isna().all(axis=None)
-    assert control["seed"].tolist() == ["1337", "1337"]
-    assert "measured against the original model with BF16 caches" in page
+    assert sorted(table[["arm", "against", "policy"]].to_numpy().tolist()) == [
+        ["published", "original", "greedy-0.01"],
+        ["published", "published-control", "greedy-0.01"],
+        ["published-control", "original", "greedy-0.01"],
+    ]
+    own, other = (
+        [
+            pd.read_csv(path).groupby("policy")["mean_kl"].mean()
+            for path in sorted(study.glob(f"adaptation/{arm}/*/evaluation.csv"))
+        ]
+        for arm in ("published", "published-control")
+    )
+    added, of_control = ([each["greedy-0.01"] - each["bf16"] for each in models] for models in (own, other))
+    row = table[table["against"] == "published-control"].iloc[0]
+    assert row["kl_effect"] == pytest.approx(np.mean(added) - of_control[0])
+    assert row["kl_effect_low"] < row["kl_effect"] < row["kl_effect_high"] and row["seeds"] == 3
+    assert row["removed"] == pytest.approx(-row["kl_effect"] / of_control[0])
+    seeds = published_adaptation(PUBLISHED).values()
+    published = np.mean([seed["policies"]["greedy-0.01"]["mean_kl"] for seed in seeds])
+    assert row["published_mean_kl"] == pytest.approx(published) and round(row["published_mean_kl"], 6) == 0.001515
+    assert table.loc[table["arm"] == "published-control", "published_mean_kl"].isna().all()
+    assert "Beside a control of the same steps, training" in page and "1.30 %" in page
+
+
+def test_settings_of_adaptation(study, tmp_path):
+    table, page = make("adaptation-settings", study, tmp_path / "settings.html")
+    assert table["arm"].tolist() == ["published"] * 3 and table["chosen"].tolist() == [0, 0, 1]
+    assert page.count('<tr class="strong">') == 1
 
 
 def test_sensitivity_summary_shows_the_published_weakness(study, tmp_path):

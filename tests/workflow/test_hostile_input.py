@@ -362,6 +362,12 @@ def test_a_link_in_place_of_an_output_is_replaced_not_followed(tmp_path: Path) -
     assert read_json(tmp_path / "out.json") == {"a": 1}
 
 
+def arm(**settings: object) -> dict[str, object]:
+    """An adaptation with other settings of its arm noise."""
+    arms = STUDY["adaptation"]["arms"]
+    return {"adaptation": {**STUDY["adaptation"], "arms": {**arms, "noise": {**arms["noise"], **settings}}}}
+
+
 HUGE = [
     ({"budgets": [float("inf")]}, "budgets"),
     ({"budgets": [10**400]}, "budgets"),
@@ -369,10 +375,10 @@ HUGE = [
     ({"layers": 10**30}, "layers"),
     ({"block": 10**30}, "block"),
     ({"windows": {**STUDY["windows"], "validation": [64, 10**30]}}, "windows"),
-    ({"adaptation": {**STUDY["adaptation"], "steps": 10**30}}, "adaptation.steps"),
+    (arm(steps=10**30), "adaptation.arms.noise.steps"),
     ({"adaptation": {**STUDY["adaptation"], "batch": 10**30}}, "adaptation.batch"),
-    ({"adaptation": {**STUDY["adaptation"], "learning_rate": 10**400}}, "adaptation.learning_rate"),
-    ({"adaptation": {**STUDY["adaptation"], "seeds": [10**30]}}, "adaptation.seeds"),
+    (arm(learning_rate=10**400), "adaptation.arms.noise.learning_rate"),
+    (arm(seeds=[10**30]), "adaptation.arms.noise.seeds"),
 ]
 
 

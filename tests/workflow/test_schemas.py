@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,11 @@ SCHEMAS = {
 }
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
-OPTIONAL = {
-    "published",
-    "comparison",
-    "screening",
-    "export",
-    "adaptation.arms.noise",
-    "adaptation.arms.control",
-    "sample",
-    "text.parts",
-    "windows.calibration.block",
-    "comparison.recipes",
-    "generation",
-}
+# Which arms there are, and whether they have a control, is up to a study.
+OPTIONAL = re.compile(
+    r"published|comparison|comparison\.recipes|screening|export|generation|sample|text\.parts|windows\.calibration\.block"
+    r"|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?"
+)
 
 
 def mappings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -70,7 +63,7 @@ def broken(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield ".".join((*path, "unknown")), more
         for key in at(config, path):
             name = ".".join((*path, key))
-            if name not in OPTIONAL:
+            if not OPTIONAL.fullmatch(name):
                 fewer = copy.deepcopy(config)
                 del at(fewer, path)[key]
                 yield name, fewer

@@ -75,7 +75,8 @@ def published(tmp_path_factory: pytest.TempPathFactory, probe: dict[str, str]) -
     paths = published_bundle(files)
     project = Project(tmp_path_factory.mktemp("published"), probe)
     study = study_of({"source": "hub", "location": "owner/small", "revision": REVISION}, files, paths)
-    adaptation = {**study["adaptation"], "arms": {"noise": {"noise_bits": 4}}}
+    recipe = {"weights": "bfloat16", "noise": "int4", "steps": 2, "learning_rate": 1e-3, "beta": 1.0}
+    adaptation = {**study["adaptation"], "arms": {"published": {**recipe, "seeds": [1337, 2026]}}}
     project.configure({**study, **PUBLISHED_WAY, "adaptation": adaptation, "published": "gpt2-nano"})
     with hub({"owner/small": {REVISION: {path: (files / path).read_bytes() for path in paths.values()}}}) as address:
         project.environment["HF_ENDPOINT"] = address
@@ -105,9 +106,11 @@ def dictionary(name: str) -> dict[str, Any]:
 
 
 def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
-    """With two seeds for the noise; the control draws nothing at random and runs once."""
+    """With two seeds for the noise; the other arms draw nothing at random and run once."""
     study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
-    project.configure({**study, "adaptation": {**study["adaptation"], "seeds": [1337, 2026]}})
+    arms = study["adaptation"]["arms"]
+    several = {**arms, "noise": {**arms["noise"], "seeds": [1337, 2026]}}
+    project.configure({**study, "adaptation": {**study["adaptation"], "arms": several}})
     jobs = project.jobs()
     expected = {
         "fetch_artifact": 3,
@@ -118,6 +121,7 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
         "allocate_policy": 5,
         "compute_reference": 1,
         "evaluate_policy": 5,
+        "try_settings_small": 1,
         "adapt_models_small": 1,
         "evaluate_adapted_small": 1,
         "draw_figures_small": 1,
@@ -128,7 +132,7 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
     one_a_job = project.jobs("--config", "runs_a_job=1")
     assert {rule: one_a_job.get(rule) for rule in ("sweep_layers", "adapt_models", "evaluate_adapted")} == {
         "sweep_layers": 2,
-        "adapt_models": 3,
+        "adapt_models": 5,
         "evaluate_adapted": 6,
     }
     assert project.jobs("--config", "runs_a_job=4")["evaluate_adapted_small.1"] == 1
@@ -246,7 +250,7 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
     assert record["environment"]["packages"]["torch"]
     rules = {path: output["rule"] for path, output in record["outputs"].items()}
     assert rules["results/small/scores/measured-float32.csv"] == "gather_sensitivity"
-    assert rules["results/small/adaptation/noise/seed-1337/bf16/positions.csv"] == "evaluate_adapted_small"
+    assert rules["results/small/adaptation/noise/seed-1337/evaluation.csv"] == "evaluate_adapted_small"
     assert rules["resources/small/model.safetensors"] == "convert_checkpoint"
     assert CORE - {"fetch_artifact"} < set(rules.values())
     assert record["command"].startswith("snakemake --snakefile ") and record["command"].endswith(" --cores 2")
@@ -348,13 +352,13 @@ def test_every_file_that_a_rule_reads_is_in_the_record_of_what_it_made(finished:
 def test_published_study_is_measured_the_published_way(published: Project) -> None:
     results = published.folder / "results" / "small"
     records = [json.loads(path.read_text()) for path in results.rglob("evaluation.json")]
-    # Two uniform policies and BF16, two budgets, and two caches of the adapted model.
-    assert len(records) == 3 + 2 + 2
+    # Two uniform policies and BF16, and two budgets.
+    assert len(records) == 3 + 2
     for record in records:
         assert {key: record[key] for key in PUBLISHED_WAY} == PUBLISHED_WAY
     dense = json.loads((results / "policies" / "bf16" / "evaluation.json").read_text())
     assert (dense["mean_kl"], dense["agreement"]) == (0, 1)
-    assert [path.name for path in (results / "adaptation").iterdir()] == ["noise"]
+    assert sorted(path.name for path in (results / "adaptation").iterdir()) == ["original", "published"]
 
 
 def test_published_figures_stand_beside_the_measured_ones(finished: Project, published: Project) -> None:

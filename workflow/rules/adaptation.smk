@@ -1,10 +1,37 @@
-"""Training with cache noise, and without as control; each adapted model against the original's reference.
+"""Training with a noisy or quantized cache, and without as control; each adapted model against the original and itself.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/reference/{window}.safetensors,
 results/{study}/policies/{policy}/policy.json.
-Makes: results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors and curve.csv, and beside them
-{policy}/evaluation.json and positions.csv.
+Makes: results/{study}/adaptation/{arm}/settings.csv (of an arm whose settings are chosen on the reserved window),
+results/{study}/adaptation/{arm}/seed-{seed}/model.safetensors, curve.csv and training.json, and beside them evaluation.csv.
 """
+
+for job in STUDIES.jobs("try_settings", "grid_runs", "arm"):
+
+    rule:
+        name:
+            job.name
+        input:
+            STUDIES.ask("grid_inputs", job.runs),
+        output:
+            update([f"results/{{study}}/adaptation/{arm}/settings.csv" for (arm,) in job.runs]),
+        log:
+            f"logs/try_settings/{{study}}{job.place}.log",
+        benchmark:
+            f"benchmarks/try_settings/{{study}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("grid_commands", job.runs)),
+            packages=packages("adapt-grid"),
+        message:
+            "{wildcards.study}: choose settings on the reserved window"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
+
 
 for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
 
@@ -12,8 +39,7 @@ for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
         name:
             job.name
         input:
-            model=STUDIES.ask("model"),
-            windows="results/{study}/windows.safetensors",
+            STUDIES.ask("adapt_inputs", job.runs),
         output:
             update(
                 [
@@ -40,26 +66,15 @@ for job in STUDIES.jobs("adapt_models", "adapted_runs", "arm seed"):
             "kvstages several {params.stages:q} 2> {log}"
 
 
-for job in STUDIES.jobs("evaluate_adapted", "adapted_evaluation_runs", "arm seed policy"):
+for job in STUDIES.jobs("evaluate_adapted", "adapted_evaluation_runs", "arm seed"):
 
     rule:
         name:
             job.name
         input:
-            models=once(
-                f"results/{{study}}/adaptation/{arm}/seed-{seed}/model.safetensors" for arm, seed, _ in job.runs
-            ),
-            policies=once(f"results/{{study}}/policies/{policy}/policy.json" for _, _, policy in job.runs),
-            windows="results/{study}/windows.safetensors",
-            reference="results/{study}/reference/validation.safetensors",
+            STUDIES.ask("adapted_evaluation_inputs", job.runs),
         output:
-            update(
-                [
-                    f"results/{{study}}/adaptation/{arm}/seed-{seed}/{policy}/{file}"
-                    for arm, seed, policy in job.runs
-                    for file in EVALUATION_FILES
-                ]
-            ),
+            update([f"results/{{study}}/adaptation/{arm}/seed-{seed}/evaluation.csv" for arm, seed in job.runs]),
         log:
             f"logs/evaluate_adapted/{{study}}{job.place}.log",
         benchmark:
@@ -71,8 +86,8 @@ for job in STUDIES.jobs("evaluate_adapted", "adapted_evaluation_runs", "arm seed
             gpu=GPUS,
         params:
             stages=several(STUDIES.ask("adapted_evaluation_commands", job.runs)),
-            packages=packages("evaluate"),
+            packages=packages("evaluate-adapted"),
         message:
-            "{wildcards.study}: evaluate adapted models"
+            "{wildcards.study}: measure adapted models"
         shell:
             "kvstages several {params.stages:q} 2> {log}"

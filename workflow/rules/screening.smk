@@ -1,6 +1,6 @@
 """Quantizer schemes beside each other: scores of all from one set of gradients, the best at each budget, all measured.
 
-Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/reference/validation.safetensors.
+Needs: the model, results/{study}/windows.safetensors, results/{study}/reference/validation.safetensors.
 Makes: results/{study}/screening/calibration.safetensors, gradients.csv and projections.safetensors, scores.csv and
 checks.csv (those beyond second order measured), policies.json, joint.csv.
 """

@@ -1,0 +1,72 @@
+"""The frozen reference of an adaptation: the logits of the model as it was, on the batches that training takes.
+
+Every arm and seed of one dtype compares with the same reference, so those of one process share it (``shared``).
+Axes: B blocks, T tokens, E hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator
+
+import torch
+from torch import Tensor
+
+from kvstages.models.decoder import CausalCache
+from kvstages.models.gpt2_nano import GPT
+
+# References of a process: training in BF16 has one of its own.
+MOST_SHARED = 2
+_shared: dict[Hashable, Frozen] = {}
+
+
+def batches(blocks: int, batch: int) -> Iterator[list[int]]:
+    """Endless batches of block indices, in order and round the window."""
+    position = 0
+    while True:
+        yield [(position + offset) % blocks for offset in range(batch)]
+        position = (position + batch) % blocks
+
+
+class Frozen:
+    """Logits of a model on the batches of a window's blocks [B, T], from its states after the last layer and a copy of
+    its output layer.
+
+    Logits are computed when they are first asked for, and kept as far as they fit a quarter of ``memory`` (bytes).
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: GPT, tokens: Tensor, batch: int, memory: int):
+        self.head = copy.deepcopy(model.lm_head)
+        self.free = memory // 4
+        causal, blocks = CausalCache(tokens.device), len(tokens)
+        # After so many batches they come again.
+        cycle = blocks // math.gcd(blocks, batch)
+        self.states = {
+            tuple(rows): model.run_layers(model.embed(tokens[rows]), causal)
+            for rows in itertools.islice(batches(blocks, batch), cycle)
+        }
+        self.kept: dict[tuple[tuple[int, ...], int, int], Tensor] = {}
+
+    @torch.no_grad()
+    def logits(self, rows: tuple[int, ...], positions: slice) -> Tensor:
+        """Logits [batch, t, V] of some positions of a batch."""
+        key = rows, positions.start, positions.stop
+        if key in self.kept:
+            return self.kept[key]
+        found = self.head(self.states[rows][:, positions])
+        if found.nbytes <= self.free:
+            self.free -= found.nbytes
+            self.kept[key] = found
+        return found
+
+
+def shared(key: Hashable, make: Callable[[], Frozen]) -> Frozen:
+    """The reference that ``key`` describes completely; ``make`` gives it where this process has none yet."""
+    if key not in _shared:
+        while len(_shared) >= MOST_SHARED:
+            del _shared[next(iter(_shared))]
+        _shared[key] = make()
+    return _shared[key]

@@ -1,0 +1,57 @@
+"""What the stages that train have in common: the arm from its options, the shared reference, one training from the
+start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvstages.files.ledger import sha256
+from kvstages.measure.adaptation import LOSS_BYTES, Arm, adapt, training_bytes
+from kvstages.measure.execution import check_memory, least_bytes
+from kvstages.measure.frozen import Frozen, shared
+from kvstages.models.checkpoints import load_model
+from kvstages.models.gpt2_nano import GPT
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model's file, the dtype of its weights, where it is trained, and on which token ids [B, T]; memory in bytes."""
+
+    path: Path
+    dtype: torch.dtype
+    place: torch.device
+    tokens: Tensor
+    memory: int
+
+    def frozen(self, batch: int) -> Frozen:
+        """The reference, which all trainings of a process on the same batches in the same dtype share."""
+        window = self.tokens.cpu().numpy().tobytes()
+        key = (sha256(self.path), self.dtype, self.place, window, tuple(self.tokens.shape), batch, self.memory)
+        return shared(key, lambda: Frozen(self.load(), self.tokens, batch, self.memory))
+
+    def run(
+        self,
+        arm: Arm,
+        seed: int,
+        progress: Callable[[float], None] = lambda done: None,
+        after: Callable[[GPT, int], None] = lambda model, step: None,
+    ) -> tuple[GPT, list[dict[str, float]]]:
+        """The trained model and its curve; ``after`` is told the model and how many steps it has taken.
+
+        ValueError where the memory is too little for a step.
+        """
+        frozen = self.frozen(arm.batch)
+        model = self.load()
+        block = training_bytes(model, arm.batch, self.tokens.shape[1])
+        check_memory(least_bytes(model, block, arm.batch, LOSS_BYTES / model.dtype.itemsize), self.memory)
+        curve = adapt(model, self.tokens, arm, seed, frozen, self.memory, progress, lambda step: after(model, step))
+        return model, curve
+
+    def load(self) -> GPT:
+        """The model before training."""
+        return load_model(self.path, self.dtype, self.place)
