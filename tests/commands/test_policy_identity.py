@@ -112,13 +112,13 @@ def test_the_right_files_are_taken(folder):
 
 
 def test_a_policy_of_the_original_is_for_its_adapted_copies_too(folder):
-    words = ("adapt", *MEASURED, "--noise-bits", 4, "--seed", 1, "--steps", 2, "--learning-rate", 0.1)
-    assert run(*words, "--output", "adapted.safetensors", "--curve", "curve.csv") == (0, "")
+    words = ("adapt", *MEASURED, "--noise", "int4", "--seed", 1, "--steps", 2, "--learning-rate", 0.1, "--beta", 1)
+    assert run(*words, "--output", "adapted.safetensors", "--curve", "curve.csv", "--record", "r.json") == (0, "")
     adapted = read_identity(folder / "adapted.safetensors")
     assert adapted.origin == read_identity(folder / "model.safetensors").weights != adapted.weights
     read_policy(folder / "policy.json", adapted)
     assert run(*(str(word).replace("model.saf", "adapted.saf") for word in words), "--output", "twice.safetensors",
-               "--curve", "curve.csv") == (0, "")  # fmt: skip
+               "--curve", "curve.csv", "--record", "r.json") == (0, "")  # fmt: skip
     assert read_identity(folder / "twice.safetensors").origin == adapted.origin
 
 
