@@ -93,3 +93,9 @@ def test_a_package_holds_only_its_docstring() -> None:
     for path in PACKAGE.glob("*/__init__.py"):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         assert len(body) == 1 and isinstance(body[0], ast.Expr), path
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by name: two of one name can be told apart only by the order in which they are collected."""
+    names = [path.name for path in (PACKAGE.parent / "tests").rglob("*.py")]
+    assert not [name for name in set(names) if names.count(name) > 1]
