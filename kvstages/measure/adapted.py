@@ -42,6 +42,8 @@ def evaluate_adapted(
     which the dense grid measures as exactly 0 and 1. Cross entropy is over the T − 1 targets. Memory in bytes.
     """
     check_reference(original, model, tokens)
+    # Policies may coincide: equal ones are run once.
+    given, grids = grids, list(dict.fromkeys(grids))
     blocks, length = tokens.shape
     following = F.pad(tokens[:, 1:], (0, 1), value=0)
     found = torch.empty(len(MEANS), len(grids), blocks, length, dtype=torch.float64)
@@ -72,7 +74,7 @@ def evaluate_adapted(
             progress((start + len(part) * (done + 1) / len(grids)) / blocks)
     # The last position of a block predicts no token of it.
     means = [*found[:4].mean(dim=-1), found[4, ..., :-1].mean(dim=-1)]
-    return torch.stack(means, dim=-1)
+    return torch.stack(means, dim=-1)[[grids.index(grid) for grid in given]]
 
 
 def columns(means: Tensor, policies: Sequence[str]) -> dict[str, list[Any]]:

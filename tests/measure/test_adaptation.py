@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from models import random_model, random_tokens
+from models import all_logits, random_model, random_tokens
 from torch import nn
 
 from kvstages.cache.one_pass import BlockCache
@@ -24,8 +24,10 @@ from kvstages.measure.adaptation import (
     losses,
     training_cache,
 )
+from kvstages.measure.adapted import evaluate_adapted
 from kvstages.measure.frozen import Frozen, batches, shared
 from kvstages.measure.metrics import divergence
+from kvstages.measure.setting import Setting
 from kvstages.measure.training_caches import NoiseCache, StraightThroughCache
 
 MEMORY = 1 << 30
@@ -322,3 +324,16 @@ def test_the_change_of_weights():
     assert found["weights"] == count and found["changed_share"] == 3 / count
     assert found["mean_change"] == pytest.approx(7 / count) and found["largest_change"] == pytest.approx(4.0)
     assert found["relative_change"] == pytest.approx(21**0.5 / float(weights(before).norm()), rel=1e-5)
+
+
+def test_policies_that_coincide_are_measured_alike_and_bf16_is_its_own_reference():
+    model, tokens = random_model(), random_tokens(3)
+    grids = [uniform(name) for name in ("int2", "bf16", "int4", "bf16", "int2")]
+    setting = Setting("one-pass", "float32")
+    found = evaluate_adapted(
+        model, tokens, grids, all_logits(random_model(seed=5), tokens, grids[1], setting), setting, MEMORY
+    )
+    assert torch.equal(found[0], found[4]) and torch.equal(found[1], found[3])
+    own_kl, own_agreement = found[1, :, 2], found[1, :, 3]
+    assert (own_kl == 0).all() and (own_agreement == 1).all() and (found[1, :, 0] > 0).all()
+    assert not torch.equal(found[0], found[2])
