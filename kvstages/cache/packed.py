@@ -19,8 +19,9 @@ from torch import Tensor
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS, MAX_CODES, packed_width
-from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize, unpack
+from kvstages.cache.precisions import BITS, packed_width
+from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize
+from kvstages.cache.reading import put, read_into, slices
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
 from kvstages.cache.schemes import SIDES, Bytes
 from kvstages.cache.sides import join, part
@@ -33,19 +34,6 @@ class Turned(NamedTuple):
     group: Group
     keys: Tensor
     values: Tensor
-
-
-# Values that are reconstructed at once: 1 MiB of them in FP32.
-SLICE_VALUES = 1 << 18
-
-
-def put(out: Tensor, rows: Sequence[int], values: Tensor) -> None:
-    """Write ``values`` [B, R, T, D], rounded to the dtype of ``out`` [B, 2H, T, D], to some of its rows."""
-    if list(rows) == list(range(out.shape[1])):
-        out.copy_(values)
-        return
-    for index, row in enumerate(rows):
-        out[:, row] = values[:, index]
 
 
 class LayerCache:
@@ -117,10 +105,15 @@ class LayerCache:
             self.unsettled = self._append(both, start, stop)
             seen = past[:, :, :stop]
         else:
+            # A slice at a time: what is freed between tensors that stay is of little use to anything larger.
+            for part in slices(stop - start, both[:, :, 0].numel()):
+                self._store_new(both[:, :, part], start + part.start, start + part.stop)
+            self._store_groups(both)
+            self.length = stop
             seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
-            self.reconstruct_into(seen[:, :, :start])
+            if start:
+                self.reconstruct_into(seen)
             seen[:, :, start:] = new
-            self._store_new(both, start, stop)
         self.length = stop
         return seen
 
@@ -203,7 +196,7 @@ class LayerCache:
         """Store the new positions [B, 2H, T, D]; what they will read back as (None: as they are)."""
         read = self.read
         settled = dense = read.moved(both)
-        coded, groups = self._store_new(both, start, stop)
+        coded, groups = self._store_new(both, start, stop), self._store_groups(both)
         if coded is not None:
             settled = dequantize(*coded, read.levels, self.arithmetic)
             if len(read.dense_rows):
@@ -212,21 +205,24 @@ class LayerCache:
             settled = settled.index_copy(1, group.rows, back)
         return None if settled is both else settled
 
-    def _store_new(self, both: Tensor, start: int, stop: int) -> tuple[tuple[Tensor, Tensor] | None, list[Tensor]]:
-        """Store the new positions [B, 2H, T, D]; codes and scales of those of the published precisions (of no account
-        for others), and what each group's are read back as."""
+    def _store_new(self, both: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """Store new positions [B, 2H, T, D] of the dense tensors and of those of the published precisions; codes and
+        scales of the latter, of no account for other tensors."""
         read = self.read
         if len(read.dense_rows) and not self.dense_in_past:
             self.store["dense"][:, :, start:stop] = read.pick(read.moved(both), read.dense_rows)
-        coded = None
-        if read.quantized:
-            scale = choose_scale(both)
-            codes = quantize(both, scale, read.levels)
-            self.store["scales"][:, :, start:stop, 0] = read.pick(scale, read.quantized_rows)
-            for name in read.quantized:
-                self.store[name][:, :, start:stop] = pack(read.pick(codes, read.rows[name]), BITS[name])
-            coded = codes, scale
-        return coded, [store.append(both.index_select(1, group.rows)) for group, store in self.groups]
+        if not read.quantized:
+            return None
+        scale = choose_scale(both)
+        codes = quantize(both, scale, read.levels)
+        self.store["scales"][:, :, start:stop, 0] = read.pick(scale, read.quantized_rows)
+        for name in read.quantized:
+            self.store[name][:, :, start:stop] = pack(read.pick(codes, read.rows[name]), BITS[name])
+        return codes, scale
+
+    def _store_groups(self, both: Tensor) -> list[Tensor]:
+        """Store new positions [B, 2H, T, D] of other schemes; what each group's are read back as."""
+        return [store.append(both.index_select(1, group.rows)) for group, store in self.groups]
 
     def _reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` positions (see ``stores.grown``)."""
@@ -241,10 +237,7 @@ class LayerCache:
         return self.store[name][:, :, : self.length]
 
     def reconstruct_into(self, out: Tensor) -> None:
-        """Write all positions as stored, unpacked, to ``out`` [B, 2H, tokens, D] of the arithmetic dtype.
-
-        A slice of the past at a time, so that what is between codes and values stays in a processor's cache.
-        """
+        """Write all positions as stored, unpacked, to ``out`` [B, 2H, tokens, D] of the arithmetic dtype."""
         read = self.read
         if self.dense_places:
             put(out, self.dense_places, self._stored("dense"))
@@ -253,12 +246,7 @@ class LayerCache:
             rows = self.places[name]
             scales = self._stored("scales")[:, first : first + len(rows), :, 0]
             first += len(rows)
-            step = max(1, SLICE_VALUES // max(1, len(out) * len(rows) * self.head_dim))
-            for start in range(0, self.length, step):
-                part = slice(start, min(start + step, self.length))
-                codes = unpack(self._stored(name)[:, :, part], BITS[name], self.head_dim)
-                values = dequantize(codes, scales[:, :, part], MAX_CODES[name], torch.float32)
-                put(out[:, :, part], rows, values)
+            read_into(out, rows, name, self._stored(name), scales)
         for places, (_, store) in zip(self.group_places, self.groups, strict=True):
             put(out, places, store.read())
 
