@@ -19,7 +19,7 @@ from torch import Tensor
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS, packed_width
+from kvstages.cache.precisions import BITS, MAX_CODES, packed_width
 from kvstages.cache.quantizer import choose_scale, dequantize, pack, quantize
 from kvstages.cache.reading import put, read_into, slices
 from kvstages.cache.rounding import STORAGE, Rounding, storage_rounding
@@ -87,6 +87,9 @@ class LayerCache:
             for name, (rows, width, dtype) in widths.items()
         }
         self.unsettled: Tensor | None = None
+        # One number, where there is one precision, saves a step operations.
+        alike = self.read.uniform and bool(self.read.quantized)
+        self.levels = MAX_CODES[self.read.quantized[0]] if alike else self.read.levels
         # Rows as numbers: a step that asks a GPU for them would wait for it.
         self.places = {name: rows.tolist() for name, rows in self.read.rows.items()}
         self.dense_places = self.read.dense_rows.tolist()
@@ -198,7 +201,7 @@ class LayerCache:
         settled = dense = read.moved(both)
         coded, groups = self._store_new(both, start, stop), self._store_groups(both)
         if coded is not None:
-            settled = dequantize(*coded, read.levels, self.arithmetic)
+            settled = dequantize(*coded, self.levels, self.arithmetic)
             if len(read.dense_rows):
                 settled = torch.where(read.is_dense, dense, settled)
         for (group, _), back in zip(self.groups, groups, strict=True):
@@ -214,7 +217,7 @@ class LayerCache:
         if not read.quantized:
             return None
         scale = choose_scale(both)
-        codes = quantize(both, scale, read.levels)
+        codes = quantize(both, scale, self.levels)
         self.store["scales"][:, :, start:stop, 0] = read.pick(scale, read.quantized_rows)
         for name in read.quantized:
             self.store[name][:, :, start:stop] = pack(read.pick(codes, read.rows[name]), BITS[name])
