@@ -58,6 +58,6 @@ class Training:
         curve = adapt(model, self.tokens, arm, seed, frozen, self.memory, progress, lambda step: after(model, step))
         return model, curve
 
-    def load(self) -> GPT:
-        """The model before training."""
-        return calibrated(load_model(self.path, self.dtype, self.place), self.calibration)
+    def load(self, dtype: torch.dtype | None = None) -> GPT:
+        """The model before training, in the dtype of its weights or in another."""
+        return calibrated(load_model(self.path, dtype or self.dtype, self.place), self.calibration)

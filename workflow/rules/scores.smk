@@ -7,6 +7,7 @@ results/{study}/sample/layer-{layer}.csv, results/{study}/scores/sample.csv,
 results/{study}/gradients/projections.safetensors; for schemes that need it results/{study}/calibration.safetensors.
 """
 
+
 rule calibrate_model:
     input:
         model=STUDIES.ask("model"),
