@@ -24,16 +24,17 @@ BLOCKS, CALIBRATION_BLOCKS = (512, 256, 128, 64, 32, 16), (64, 32, 16)
 VALIDATION_TOKENS = 8192
 CALIBRATION_COUNT, MOST_VALIDATION = 16, 32
 PROBES, SAMPLE = 16, 24
+# The published recipe with weights in FP32, and a control that draws no noise.
+TRAINING = {"weights": "float32", "steps": 50, "learning_rate": 1e-6, "beta": 1.0}
 ADAPTATION = {
-    "steps": 50,
     "batch": 4,
-    "learning_rate": 1e-6,
     "weight_decay": 0.01,
     "clip": 1.0,
-    "beta": 1.0,
-    "policy": "greedy-0.01",
-    "seeds": [1337, 2026, 9001],
-    "arms": {"noise": {"noise_bits": 4}, "control": {"noise_bits": None}},
+    "policies": ["greedy-0.01", "int4"],
+    "arms": {
+        "noise": {**TRAINING, "noise": "int4", "seeds": [1337, 2026, 9001], "control": "control"},
+        "control": {**TRAINING, "seeds": [1337]},
+    },
 }
 COMMON = {
     "execution": "one-pass",
