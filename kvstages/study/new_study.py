@@ -28,6 +28,7 @@ CALIBRATION_COUNT, MOST_VALIDATION = 16, 32
 PROBES, SAMPLE = 16, 24
 # Blocks that schemes are screened on before the study; how many of the best ones the study itself then measures.
 SCREENED_BLOCKS, BEST = 4, 2
+# The published recipe with weights in FP32, and a control that draws no noise.
 TRAINING = {"weights": "float32", "steps": 50, "learning_rate": 1e-6, "beta": 1.0}
 ADAPTATION = {
     "batch": 4,
