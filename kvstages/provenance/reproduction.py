@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 DRAWN = {".svg", ".png", ".html"}
 # How a file, row or record names BF16 arithmetic: by its path or by a value such as bfloat16 or measured-bfloat16.
 BF16 = "bfloat16"
-# A row that is no measurement but the spread of those above; the row before it is their mean.
-SPREAD = "standard deviation"
 
 
 @dataclass
@@ -75,11 +73,11 @@ class Judge:
         named = any(isinstance(value, str) and BF16 in value for value in values)
         return replace(self, bfloat16=True) if named else self
 
-    def number(self, name: str, where: str, a: float, b: float, size: float | None = None) -> None:
-        """Compare two numbers called ``name``, found at ``where``; relative tolerances are of ``size``, or of them."""
+    def number(self, name: str, where: str, a: float, b: float) -> None:
+        """Compare two numbers called ``name``, found at ``where``."""
         kind = self.kinds.get(name)
         relative, absolute = tolerance(kind, self.bfloat16)
-        allowed = absolute + relative * (max(abs(a), abs(b)) if size is None else size)
+        allowed = absolute + relative * max(abs(a), abs(b))
         if a == b or (math.isnan(a) and math.isnan(b)):
             return
         part = abs(a - b) / allowed if allowed and math.isfinite(a) and math.isfinite(b) else math.inf
@@ -228,10 +226,8 @@ def compare_tables(a: Path, b: Path, judge: Judge) -> None:
             for number, (x, y) in enumerate(pairs):
                 if x == y or (x != x and y != y):
                     continue
-                # The spread of nearly equal numbers is as uncertain as they are.
-                size = max(map(abs, pairs[number - 1])) if number and numbers and SPREAD in rows[number] else None
                 of_row = judge.of(*rows[number], *twins[number])
-                compare_values(name, f"{name}, row {number + 1}", x, y, of_row, size)
+                compare_values(name, f"{name}, row {number + 1}", x, y, of_row)
 
 
 def compare_columns(name: str, pairs: Sequence[tuple[float, float]], judge: Judge) -> None:
@@ -247,7 +243,7 @@ def compare_records(a: Path, b: Path, judge: Judge) -> None:
     compare_values("", "", read_json(a), read_json(b), judge)
 
 
-def compare_values(name: str, where: str, a: Any, b: Any, judge: Judge, size: float | None = None) -> None:
+def compare_values(name: str, where: str, a: Any, b: Any, judge: Judge) -> None:
     """Two values of a table or record; ``name`` is the innermost key, ``where`` the way to it."""
     if isinstance(a, dict) and isinstance(b, dict):
         judge = judge.of(*a.values(), *b.values())
@@ -261,7 +257,7 @@ def compare_values(name: str, where: str, a: Any, b: Any, judge: Judge, size: fl
             if not (isinstance(x, dict) and x.get("policy") in judge.left_out):
                 compare_values(name, f"{where}[{index}]", x, y, judge)
     elif is_number(a) and is_number(b) and (name in judge.kinds or float in (type(a), type(b))):
-        judge.number(name, where, float(a), float(b), size)
+        judge.number(name, where, float(a), float(b))
     elif a != b or type(a) is not type(b):
         judge.unequal(where, f"{where}: {shown(a)} and {shown(b)}, expected the same".removeprefix(": "))
 

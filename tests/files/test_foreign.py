@@ -17,6 +17,7 @@ from kvstages.analysis.published import SHIPPED
 from kvstages.cli import main
 from kvstages.files import ledger
 
+MADE_OTHERWISE = 'was made with --noise "int4", where the workflow says "int2"'
 ADAPTED = "results/small/adaptation/noise/seed-1337"
 MODEL = f"{ADAPTED}/model.safetensors"
 MANIFEST = Path("results", "small", "manifest.json")
@@ -50,7 +51,7 @@ def test_results_of_former_settings_are_not_signed_when_snakemake_forgot_them(st
     shutil.rmtree(study.folder / ".snakemake")
     edit(study, "int2")
     line = refusal(study)
-    assert line.startswith(f"{ADAPTED}/curve.csv: was made with --noise int4, where the workflow says int2 (and 2 more")
+    assert line.startswith(f"{ADAPTED}/curve.csv: {MADE_OTHERWISE} (and 2 more")
     # The list of such files is what the line says to remove; what follows is made again.
     subprocess.run(["xargs", "rm"], stdin=(study.folder / ".ledger" / "foreign").open(), cwd=study.folder, check=True)
     jobs = study.jobs()
@@ -59,7 +60,7 @@ def test_results_of_former_settings_are_not_signed_when_snakemake_forgot_them(st
 
 def test_touch_does_not_make_results_those_of_other_settings(study: Project) -> None:
     edit(study, "int2")
-    assert "curve.csv: was made with --noise int4, where the workflow says int2" in refusal(study, "--touch")
+    assert f"curve.csv: {MADE_OTHERWISE}" in refusal(study, "--touch")
 
 
 def test_touch_of_what_is_current_is_no_wrong(study: Project) -> None:
@@ -75,7 +76,7 @@ def test_old_results_put_back_with_their_records_are_not_signed(finished: Projec
     for name in ("model.safetensors", "curve.csv", "training.json"):
         for path in (f"{ADAPTED}/{name}", f".ledger/{ADAPTED}/{name}.json"):
             shutil.copyfile(finished.folder / path, study.folder / path)
-    assert "was made with --noise int4, where the workflow says int2" in refusal(study)
+    assert MADE_OTHERWISE in refusal(study)
 
 
 def test_a_stage_by_hand_with_other_arguments_is_not_signed(study: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -400,7 +400,7 @@ def test_huge_shared_numbers_are_refused(key: str, value: int) -> None:
 def test_budgets_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     for text in ("1e400", "-1e400", ".inf", ".nan", "1e-400000", "0x10", "1:30", "1_000"):
-        adaptation = {**STUDY["adaptation"], "policy": "int8"}  # a policy whatever the budgets are
+        adaptation = {**STUDY["adaptation"], "policies": ["int4", "int2"]}  # policies whatever the budgets are
         artifacts = artifacts_at("x.bin", "local", "files")
         study = {**STUDY, "artifacts": artifacts, "adaptation": adaptation, "budgets": [0.125]}
         path.write_text(json.dumps(study).replace("0.125", text))

@@ -167,10 +167,10 @@ def rules() -> dict[str, str]:
 
 
 def loads_a_decoder(text: str) -> bool:
-    """Whether a rule calls a stage that has a --device, or several stages that read the model's weights."""
+    """Whether a rule calls a stage that has a --device; one that calls several names theirs for its packages."""
     name = re.search(r"kvstages (?:--code \S+ )?([a-z-]+)", text)[1]
     if name == "several":
-        return "model.safetensors" in text.split("output:")[0]
+        name = re.search(r"packages\(\"([a-z-]+)\"", text)[1]
     stage = main.get_command(click.Context(main), name)
     return any("--device" in parameter.opts for parameter in stage.params)
 
