@@ -173,6 +173,11 @@ class Precision:
         return _names().get(compact, compact)
 
     @property
+    def needs_calibration(self) -> bool:
+        """Whether a pass over text must tell what the scheme needs; biases are in the model's own weights."""
+        return any(need != "bias" for side in SIDES for need in self.method(side).needs)
+
+    @property
     def published(self) -> bool:
         """Whether this is the published quantizer."""
         return self.keys == self.values == PUBLISHED

@@ -24,6 +24,7 @@ from kvstages.commands import options, training_options
     default=None,
     help="Steps, learning rate and beta that the stage adapt-grid chose, in the place of these three.",
 )
+@options.calibration
 @options.memory
 @options.compute_dtype
 @options.device
@@ -47,6 +48,7 @@ def command(
     learning_rate: float | None,
     beta: float | None,
     settings: Path | None,
+    calibration: Path | None,
     compute_dtype: str,
     device: str,
     threads: int,
@@ -88,7 +90,7 @@ def command(
     called, grid = ("", None) if policy is None else training_options.named_grid(policy, identity)
     cache = None if grid is None else cache
     arm = Arm(cache, grid, steps, batch, learning_rate, weight_decay, clip, beta)
-    training = Training(model, DTYPES[compute_dtype], place, tokens, memory_mb << 20)
+    training = Training(model, DTYPES[compute_dtype], place, tokens, memory_mb << 20, calibration)
     with options.progress(f"adapt, seed {seed}") as report:
         decoder, records = training.run(arm, seed, report)
     settled = {

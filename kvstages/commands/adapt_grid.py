@@ -18,6 +18,7 @@ from kvstages.commands import options, training_options
 @click.option("--beta", type=click.FloatRange(min=0), multiple=True, required=True, help="Weight of the KL. Repeat.")
 @click.option("--weights", type=click.Choice(["float32", "bfloat16", "float64"]), required=True, help="Of training.")
 @click.option("--measured-on", default="reserved", show_default=True, help="Window that settings are chosen on.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write the grid to.")
 def command(
@@ -35,6 +36,7 @@ def command(
     beta: tuple[float, ...],
     weights: str,
     measured_on: str,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -68,7 +70,7 @@ def command(
     identity = read_identity(model)
     tokens, reserved = (load_window(windows, name, identity.shape).to(place) for name in (window, measured_on))
     called, precisions = training_options.named_grid(policy, identity)
-    training = Training(model, DTYPES[weights], place, tokens, memory_mb << 20)
+    training = Training(model, DTYPES[weights], place, tokens, memory_mb << 20, calibration)
     grid = Grid(cache, precisions, tuple(steps), tuple(learning_rate), tuple(beta), batch, weight_decay, clip, seed)
     with options.progress("adapt-grid") as report:
         rows = run_grid(training, grid, reserved, setting, report)

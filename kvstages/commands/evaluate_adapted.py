@@ -23,6 +23,7 @@ from kvstages.commands import options, training_options
     help="Policy (a file, or the precision of a uniform one). Repeat.",
 )
 @click.option("--reference", type=options.INPUT, required=True, help="Logits of the original model.")
+@options.calibration
 @options.measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
@@ -31,6 +32,7 @@ def command(
     window: str,
     policies: tuple[str, ...],
     reference: Path,
+    calibration: Path | None,
     execution: str,
     compute_dtype: str,
     device: str,
@@ -48,6 +50,7 @@ def command(
     """
     from kvstages.files.atomic import write_table
     from kvstages.measure.adapted import columns, evaluate_adapted
+    from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.reference import read_reference
     from kvstages.measure.setting import Setting, prepare
@@ -59,7 +62,7 @@ def command(
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
     logits = read_reference(reference, record)
-    decoder = open_decoder(model, setting.dtype, place).pack()
+    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     identity = read_identity(model)
     names, grids = zip(*(training_options.named_grid(policy, identity) for policy in policies), strict=True)
     repeated = [name for index, name in enumerate(names) if name in names[:index]]

@@ -6,12 +6,22 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvstages.commands import options
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kvstages.models.config import DecoderShape
+    from kvstages.models.decoder import Decoder
+
 # A repository of a hub, where nothing of that name is on this machine.
 REPOSITORY = r"[\w.-]+/[\w.-]+"
+# Files of weights up to which a model is screened here: more takes minutes, and gigabytes of memory.
+LARGEST_SCREENED = 1 << 30
 
 
 @click.command("new-study")
@@ -36,8 +46,10 @@ def command(name: str, model: str, revision: str | None, texts: tuple[Path, ...]
     """Write the pinned file of a new study, config/studies/NAME.yaml, from a model and texts.
 
     Checks that the model can be measured, pins every file by its sha256 (a repository by its commit), tokenizes the
-    texts, chooses block, windows, probes and budgets from both, and prints what it chose and what to run next. Of a
-    repository it downloads the configuration and the tokenizer alone. Run it in the repository's folder.
+    texts, chooses block, windows, probes and budgets from both, screens quantizer schemes on a few blocks, and prints
+    what it chose and what to run next. Of a repository it downloads the configuration and the tokenizer alone, and the
+    study itself screens the schemes; so it does where the weights are larger than 1 GiB. Run it in the repository's
+    folder.
 
     Example: kvstages new-study mine --model ~/models/my-llama --text ~/texts
     """
@@ -76,7 +88,8 @@ def of_files(path: Path, texts: Sequence[Path], title: str | None) -> tuple[dict
     files = huggingface_files(path).model_files(path)
     if path.is_dir():
         files = [*files, *tokenizer_files(path)]
-    return of_huggingface(path, local(files), texts, title or path.stem)
+    small = sum(file.stat().st_size for file in files) <= LARGEST_SCREENED
+    return of_huggingface(path, local(files), texts, title or path.stem, small)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -98,13 +111,17 @@ def of_repository(
     with tempfile.TemporaryDirectory() as made:
         pinned = resolved_files(repository, commit, [CONFIG], [WEIGHTS], INDEX, FILES, Path(made))
         where = {"source": "hub", "location": repository, "revision": commit, "files": pinned}
-        return of_huggingface(Path(made), where, texts, title or repository)
+        return of_huggingface(Path(made), where, texts, title or repository, weights=False, said_as=repository)
 
 
 def of_huggingface(
-    path: Path, pinned: dict[str, Any], texts: Sequence[Path], title: str
+    path: Path, pinned: dict[str, Any], texts: Sequence[Path], title: str, weights: bool, said_as: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """The study of a model whose configuration and tokenizer are at ``path``, and what was chosen."""
+    """The study of a model whose configuration and tokenizer are at ``path``, and what was chosen.
+
+    ``weights``: whether it is to be screened, with the weights that are there too. ``said_as``: how it is called where
+    the path is nobody's.
+    """
     from kvstages.models.huggingface_files import planned_shape
     from kvstages.models.huggingface_tokenizer import Tokenizer
     from kvstages.study import new_study
@@ -112,6 +129,10 @@ def of_huggingface(
     from kvstages.study.texts import encode_texts, read_texts
 
     shape = planned_shape(path)
+    if shape.key_width != shape.value_width:
+        raise ValueError(
+            f"{said_as or path}: keys of width {shape.key_width} and values of {shape.value_width}: not yet allocated"
+        )
     files = new_study.text_files(texts)
     parts = new_study.parts_of(len(files))
     tokenizer = Tokenizer(path)
@@ -121,6 +142,7 @@ def of_huggingface(
     block, windows = new_study.drawn_windows(documents, shape.context, len(tokenizer.prefix))
     text = {**new_study.local(files), "parts": parts}
     settings = new_study.huggingface_study(title, shape.layers, shape.heads, pinned, text, block, windows)
+    settings["screening"], schemes = screened_or_not(path, weights, shape, ids, entries, tokenizer.prefix, settings)
     return settings, [
         f"model: {shape.layers} layers, {shape.heads} KV heads of width {shape.key_width}, context {shape.context}",
         f"text: {len(ids)} tokens in {len(documents)} documents, {len(tokenizer.prefix)} special tokens before a block",
@@ -129,27 +151,92 @@ def of_huggingface(
             for name, window in windows.items()
         ),
         f"scores: from gradients, {settings['probes']} probes; {settings['sample']} heads measured to check them",
+        *schemes,
         "adaptation: left out for this family",
     ]
 
 
 def of_gpt2_nano(path: Path, texts: Sequence[Path], title: str | None) -> tuple[dict[str, Any], list[str]]:
     """The study of a gpt2-nano checkpoint and its shard of tokens, and what was chosen."""
-    from kvstages.models.checkpoints import read_checkpoint
+    from kvstages.measure.setting import DTYPES, prepare
+    from kvstages.models.checkpoints import load_model
     from kvstages.study import new_study
     from kvstages.study.shards import read_shard
+    from kvstages.study.windows import cut_windows, window_of
 
     if len(texts) > 1:
         raise ValueError(f"{len(texts)} texts, expected one: the shard of tokens that gpt2-nano is measured on")
-    config, _ = read_checkpoint(path)
+    decoder = load_model(path, DTYPES["float32"], prepare("cpu", 1))
+    config = decoder.config
     tokens = read_shard(texts[0])
     block, windows = new_study.cut_stretches(len(tokens), config.context_len)
     pinned = new_study.local([path, texts[0]])
     checkpoint, shard = pinned.pop("files")
     artifacts = {**pinned, "files": {"checkpoint": checkpoint, "shard": shard}}
     settings = new_study.gpt2_nano_study(title or path.stem, config.num_layers, artifacts, block, windows)
+    stretches = {name: window_of(value) for name, value in windows.items()}
+    cut = cut_windows(texts[0], stretches, block, decoder.shape)
+    settings["screening"], schemes = screened(path, decoder, cut["calibration"].tokens, block)
     return settings, [
         f"model: {config.num_layers} layers, {config.num_heads} heads, context {config.context_len}",
         f"windows of {len(tokens)} tokens: "
         + ", ".join(f"{name} {start} to {end}" for name, (start, end) in windows.items()),
+        *schemes,
+    ]
+
+
+def screened_or_not(
+    path: Path,
+    weights: bool,
+    shape: DecoderShape,
+    ids: Sequence[int],
+    entries: Sequence[dict[str, Any]],
+    prefix: Sequence[int],
+    settings: dict[str, Any],
+) -> tuple[dict[str, Any], list[str]]:
+    """The screening of a Hugging Face model's study and why: of the best schemes, or of all that fit where the
+    ``weights`` are not to be read. Token ids of the texts, and where each document lies in them."""
+    from kvstages.files.atomic import write_json
+    from kvstages.measure.screening import fitting
+    from kvstages.measure.setting import DTYPES, prepare
+    from kvstages.models.load import open_decoder
+    from kvstages.study import new_study
+    from kvstages.study.shards import WIDE, write_shard
+    from kvstages.study.windows import cut_windows, window_of
+
+    block = settings["block"]
+    if not weights:
+        schemes = fitting(shape.widths, biased=False)
+        found = new_study.screening(schemes, new_study.screening_budgets(shape.key_width, block))
+        return found, [f"schemes: not screened here, so the study compares {', '.join(found['schemes'])}"]
+    with tempfile.TemporaryDirectory() as made:
+        shard, documents = Path(made, "shard.bin"), Path(made, "documents.json")
+        write_shard(shard, ids, WIDE)
+        write_json(documents, entries)
+        drawn = {name: window_of(value) for name, value in settings["windows"].items()}
+        tokens = cut_windows(shard, drawn, block, shape, documents, prefix)["calibration"].tokens
+    return screened(path, open_decoder(path, DTYPES["float32"], prepare("cpu", 1)), tokens, block)
+
+
+def screened(path: Path, decoder: Decoder, tokens: np.ndarray, block: int) -> tuple[dict[str, Any], list[str]]:
+    """The screening of a study whose caches hold ``block`` tokens, and why: schemes are compared on a few of the
+    calibration window's blocks, token ids [B, T]. ValueError names the model where none can be allocated."""
+    import torch
+
+    from kvstages.measure.screening import advise
+    from kvstages.study import new_study
+
+    count = min(new_study.SCREENED_BLOCKS, len(tokens))
+    few = torch.from_numpy(tokens[:: len(tokens) // count][:count].copy())
+    budgets = new_study.screening_budgets(decoder.shape.key_width, block)
+    try:
+        with options.progress("screen") as report:
+            advice = advise(decoder, few, budgets[0], progress=report, cached=block)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    found = new_study.screening(new_study.best_schemes(advice.choice.proxies), budgets)
+    return found, [
+        f"scheme: {advice.choice.scheme}, from {len(few)} blocks of {few.shape[1]} tokens and scores from gradients; "
+        f"the study compares {', '.join(found['schemes'])}",
+        *(f"  {reason}" for reason in advice.reasons),
     ]

@@ -41,8 +41,11 @@ def advise(
     probes: int = 8,
     memory: int = 1 << 31,
     progress: Callable[[float], None] = lambda done: None,
+    cached: int | None = None,
 ) -> Advice:
-    """The scheme for a model at a budget, from blocks of token ids [B, T] of which a cache of T tokens is counted.
+    """The scheme for a model at a budget, from blocks of token ids [B, T].
+
+    ``cached``: tokens of the cache whose bytes are counted; T where it is not given.
 
     Calibrates the model on these blocks. ValueError where no scheme fits the model's heads or the budget.
     """
@@ -50,7 +53,7 @@ def advise(
     if shape.key_width != shape.value_width:
         raise ValueError(f"keys of width {shape.key_width} and values of {shape.value_width}: not yet allocated")
     model.calibrated = calibrate(model, tokens, memory)
-    schemes = [scheme for scheme in SCHEMES if _fits(scheme, model)]
+    schemes = fitting(shape.widths, model.key_bias(0) is not None)
     names = precisions_of(schemes, INTEGER_BITS, ())
     values, error = window_projections(model, tokens, names, probes, memory, progress)
     found = Projections(values.numpy(), tuple(names), tokens.shape[1])
@@ -66,7 +69,8 @@ def advise(
         )
         flat = (np.moveaxis(each, -1, 0).reshape(len(precisions), -1) for each in (kl, wrong))
         return ScoreTable(
-            shape.layers, shape.heads, unit, tuple(precisions), *flat, shape.key_width, tokens.shape[1], "gradients"
+            *(shape.layers, shape.heads, unit, tuple(precisions), *flat, shape.key_width),
+            *(cached or tokens.shape[1], "gradients"),
         )
 
     ladders = {scheme: at_bits(scheme, INTEGER_BITS) for scheme in schemes}
@@ -84,13 +88,19 @@ def advise(
     return Advice(choice, reasons)
 
 
-def _fits(scheme: str, model: Decoder) -> bool:
-    """Whether heads of the model's width can be stored so, and the model has what the scheme needs."""
+def fitting(widths: Sequence[int], biased: bool) -> list[str]:
+    """The schemes that are tried of a model whose keys and values have these widths; ``biased``: its keys have biases
+    that are known."""
+    return [scheme for scheme in SCHEMES if _fits(scheme, widths, biased)]
+
+
+def _fits(scheme: str, widths: Sequence[int], biased: bool) -> bool:
+    """Whether heads of these widths can be stored so, and the model has what the scheme needs."""
     found = precision(scheme)
-    if found.keys.offset == "bias" and model.key_bias(0) is None:
+    if found.keys.offset == "bias" and not biased:
         return False
     try:
-        for side, width in zip(SIDES, model.shape.widths, strict=True):
+        for side, width in zip(SIDES, widths, strict=True):
             check_width(found, side, width)
     except ValueError:
         return False

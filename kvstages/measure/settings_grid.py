@@ -19,7 +19,6 @@ from kvstages.measure.adapted import MEANS, evaluate_adapted
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.setting import Setting
 from kvstages.measure.training_jobs import Training
-from kvstages.models.checkpoints import load_model
 from kvstages.models.gpt2_nano import GPT
 
 
@@ -49,7 +48,7 @@ def run_grid(
 
     ``reserved``: token ids [B, T] that each is measured on, under the grid's precisions and with a BF16 cache.
     """
-    original = load_model(training.path, setting.dtype, training.place)
+    original = training.load(setting.dtype)
     dense = dense_grid(original)
     reference = torch.empty(*reserved.shape, original.shape.vocabulary, dtype=setting.dtype, device=training.place)
     for where, logits in window_logits(original, reserved, dense, setting, training.memory):
@@ -57,7 +56,7 @@ def run_grid(
 
     def measure(model: GPT, learning_rate: float, beta: float, steps: int) -> dict[str, float]:
         if model.dtype != setting.dtype:
-            converted = load_model(training.path, setting.dtype, training.place)
+            converted = training.load(setting.dtype)
             converted.load_state_dict(model.state_dict())
             model = converted
         means = evaluate_adapted(model, reserved, [grid.precisions, dense], reference, setting, training.memory)

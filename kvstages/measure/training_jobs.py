@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvstages.files.ledger import sha256
 from kvstages.measure.adaptation import LOSS_BYTES, Arm, adapt, training_bytes
+from kvstages.measure.calibration import calibrated
 from kvstages.measure.execution import check_memory, least_bytes
 from kvstages.measure.frozen import Frozen, shared
 from kvstages.models.checkpoints import load_model
@@ -20,13 +21,18 @@ from kvstages.models.gpt2_nano import GPT
 
 @dataclass(frozen=True)
 class Training:
-    """A model's file, the dtype of its weights, where it is trained, and on which token ids [B, T]; memory in bytes."""
+    """A model's file, the dtype of its weights, where it is trained, and on which token ids [B, T]; memory in bytes.
+
+    ``calibration``: a file of the stage calibrate, for schemes that need one. It stays that of the model before
+    training.
+    """
 
     path: Path
     dtype: torch.dtype
     place: torch.device
     tokens: Tensor
     memory: int
+    calibration: Path | None = None
 
     def frozen(self, batch: int) -> Frozen:
         """The reference, which all trainings of a process on the same batches in the same dtype share."""
@@ -52,6 +58,6 @@ class Training:
         curve = adapt(model, self.tokens, arm, seed, frozen, self.memory, progress, lambda step: after(model, step))
         return model, curve
 
-    def load(self) -> GPT:
-        """The model before training."""
-        return load_model(self.path, self.dtype, self.place)
+    def load(self, dtype: torch.dtype | None = None) -> GPT:
+        """The model before training, in the dtype of its weights or in another."""
+        return calibrated(load_model(self.path, dtype or self.dtype, self.place), self.calibration)

@@ -202,7 +202,8 @@ def planned_shape(path: Path) -> DecoderShape:
     noting = Noting()
     try:
         with alone(), torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            # Without numbers the kernel of experts takes BF16 alone.
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
             logits = model(input_ids=torch.zeros(1, 2, dtype=torch.long), cache=Bridge(noting), use_cache=True).logits
         decoder = config.get_text_config(decoder=True)
         heads, key_width, value_width = kv_shape(noting.shapes, decoder.num_hidden_layers)

@@ -21,6 +21,7 @@ from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
 from kvstages.cache.precision_grid import PARTS, UNITS
 from kvstages.cache.precisions import by_size
+from kvstages.cache.schemes import precision
 from kvstages.policies import screening
 from kvstages.policies.budgets import Budget
 from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
@@ -50,7 +51,7 @@ EXPORT_FILES = {
     )
     for engine in ENGINES
 }
-ENGINE_SCORE_FILES = ("calibration.safetensors", "scores.csv", "projections.safetensors")
+ENGINE_SCORE_FILES = ("scores.csv", "projections.safetensors")
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,17 @@ class Study:
     def screens(self) -> bool:
         """Whether the study compares quantizer schemes."""
         return "screening" in self.settings
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether a precision that the study scores, or measures adapted models with, needs the stage calibrate."""
+        uniform = (name for name in self.adapted_policies if name != "bf16" and split_policy(name)[1] is None)
+        return any(precision(name).needs_calibration for name in (*self.scored_precisions, *uniform))
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the study needs the stage calibrate at all: a screening and an export always do."""
+        return self.needs_calibration or self.screens or bool(self.engines)
 
     @property
     def compute_dtype(self) -> str:
@@ -290,6 +302,16 @@ class Study:
     def reference(self) -> str:
         """The reference's logits on the held-out window, in the study's own arithmetic."""
         return f"results/{self.name}/reference/validation.safetensors"
+
+    @property
+    def calibration_files(self) -> list[str]:
+        """What the study's own precisions need to know of the model; none where they need nothing."""
+        return self.result("calibration.safetensors") if self.needs_calibration else []
+
+    @property
+    def calibration_arguments(self) -> list[str]:
+        """The same as arguments of every stage that quantizes."""
+        return options_of("--calibration", self.calibration_files)
 
     def result(self, *names: str) -> list[str]:
         """Paths of results, from names inside the study's folder."""
@@ -535,8 +557,8 @@ class Study:
     @property
     def screening_output_files(self) -> list[str]:
         """Every result of the screening; none where the study has none."""
-        names = ("calibration.safetensors", "gradients.csv", "projections.safetensors", "scores.csv", "checks.csv")
-        return [path for name in (*names, "policies.json", "joint.csv") for path in self.of_screening(name)]
+        names = ("gradients.csv", "projections.safetensors", "scores.csv", "checks.csv", "policies.json", "joint.csv")
+        return [path for name in names for path in self.of_screening(name)]
 
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
@@ -623,6 +645,7 @@ class Study:
             *self.score_files,
             *self.sample_score_files,
             *self.projection_files,
+            *(self.result("calibration.safetensors") if self.calibrates else []),
             *(path for name in POLICY_FILES for path in self.files_of(self.policies, name)),
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
             *self.adapted_evaluation_files,
@@ -810,6 +833,10 @@ class Study:
             *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
+    def measuring_arguments(self, dtype: str | None = None) -> list[Any]:
+        """The same, and what the study's precisions need to know of the model."""
+        return [*self.execution_arguments(dtype), *self.calibration_arguments]
+
     @property
     def exact_cache_arguments(self) -> list[Any]:
         """How the logits are computed that no rounding of keys and values has touched."""
@@ -840,8 +867,9 @@ class Study:
 
     @property
     def gradient_arguments(self) -> list[Any]:
-        """Probes and precisions of the scores from gradients, as arguments of ``gradients``."""
-        return ["--probes", self.probes, *options_of("--precision", self.scored_precisions)]
+        """Probes, precisions and calibration of the scores from gradients, as arguments of ``gradients``."""
+        precisions = options_of("--precision", self.scored_precisions)
+        return ["--probes", self.probes, *precisions, *self.calibration_arguments]
 
     def allocation_arguments(self, policy: str) -> list[str]:
         """Allocator, budget and unit of a policy, as arguments of ``allocate``."""
@@ -856,11 +884,11 @@ class Study:
 
     @property
     def generation_arguments(self) -> list[Any]:
-        """Policies, prompts and tokens, as arguments of ``generate``."""
+        """Policies, prompts, tokens and calibration, as arguments of ``generate``."""
         settings = self.settings["generation"]
         return [
             *options_of("--policy", self.generating_policy_files),
-            *("--prompts", settings["prompts"], "--tokens", settings["tokens"]),
+            *("--prompts", settings["prompts"], "--tokens", settings["tokens"], *self.calibration_arguments),
             *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
         ]
 
@@ -885,7 +913,7 @@ class Study:
         return [
             [
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
-                *(*self.intervention_arguments(dtype), *self.execution_arguments(dtype)),
+                *(*self.intervention_arguments(dtype), *self.measuring_arguments(dtype)),
                 *("--output", *self.result(f"sweep/{dtype}/layer-{layer}.csv")),
             ]
             for (layer,) in runs
@@ -904,7 +932,7 @@ class Study:
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
                 *options_of("--head", [head for own, head in self.sampled_units if own == int(layer)]),
                 *options_of("--part", UNITS[self.settings["unit"]]),
-                *(*options_of("--precision", tried), *self.execution_arguments()),
+                *(*options_of("--precision", tried), *self.measuring_arguments()),
                 *("--output", *self.result(f"sample/layer-{layer}.csv")),
             ]
             for (layer,) in runs
@@ -916,7 +944,7 @@ class Study:
             [
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
                 *("--base", *self.result(f"comparison/{budget}/exact/policy.json")),
-                *(*options_of("--precision", ("bf16", "int8", "int4")), *self.execution_arguments()),
+                *(*options_of("--precision", ("bf16", "int8", "int4")), *self.measuring_arguments()),
                 *("--output", *self.result(f"comparison/{budget}/moves/layer-{layer}.csv")),
             ]
             for (layer,) in runs
@@ -939,7 +967,7 @@ class Study:
         names = once(arm for arm, _ in runs)
         sources = [arms.settings_arm(self.arms, arm) for arm in names]
         grids = [self.grid_file(arm) for arm in sources if arms.has_grid(self.arms[arm])]
-        return [self.model, self.windows, *self._cache_policies(names), *once(grids)]
+        return [self.model, self.windows, *self.calibration_files, *self._cache_policies(names), *once(grids)]
 
     def grid_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
         """The stages that try the settings of some arms; a run is an arm."""
@@ -952,14 +980,14 @@ class Study:
                     *("adapt-grid", "--model", self.model, "--windows", self.windows, *self._cache_arguments(name)),
                     *("--seed", min(arm["seeds"]), *self._optimizer_arguments, "--weights", arm["weights"]),
                     *(word for key, values in tried.items() for word in options_of(_option(key), sorted(values))),
-                    *(*self.execution_arguments(), "--output", self.grid_file(name)),
+                    *(*self.measuring_arguments(), "--output", self.grid_file(name)),
                 ]
             )
         return found
 
     def grid_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
         """What these read."""
-        return [self.model, self.windows, *self._cache_policies(arm for (arm,) in runs)]
+        return [self.model, self.windows, *self.calibration_files, *self._cache_policies(arm for (arm,) in runs)]
 
     def adapted_evaluation_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
         """The stages that measure some adapted models; a run is an arm and a seed."""
@@ -967,7 +995,7 @@ class Study:
         return [
             [
                 *("evaluate-adapted", "--model", self._adapted_model(arm, seed), "--windows", self.windows),
-                *("--window", "validation", *policies, "--reference", self.reference, *self.execution_arguments()),
+                *("--window", "validation", *policies, "--reference", self.reference, *self.measuring_arguments()),
                 *("--output", self.adapted_evaluation(arm, seed)),
             ]
             for arm, seed in runs
@@ -976,7 +1004,8 @@ class Study:
     def adapted_evaluation_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
         """What these read."""
         models = [self._adapted_model(arm, seed) for arm, seed in runs]
-        return [*models, self.windows, self.reference, *self._policy_files(self.adapted_policies)]
+        policies = self._policy_files(self.adapted_policies)
+        return [*models, self.windows, self.reference, *self.calibration_files, *policies]
 
     def training_arguments(self, name: str, seed: str) -> list[Any]:
         """The adaptation's settings for one arm and seed, as arguments of ``adapt``."""
@@ -990,6 +1019,7 @@ class Study:
             *("--arm", name, *(["--control", arm["control"]] if "control" in arm else [])),
             *(*self._cache_arguments(name), "--seed", seed, *chosen, *self._optimizer_arguments),
             *("--compute-dtype", arm["weights"], *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+            *self.calibration_arguments,
         ]
 
     @property

@@ -5,6 +5,7 @@ What is chosen follows from the model's shape and the texts' tokens alone, so tw
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from kvstages.cache.schemes import INTEGER_BITS, bits_per_element, precision
 from kvstages.files.ledger import sha256
 from kvstages.study.documents import Document, draw_blocks
 
@@ -24,6 +26,8 @@ BLOCKS, CALIBRATION_BLOCKS = (512, 256, 128, 64, 32, 16), (64, 32, 16)
 VALIDATION_TOKENS = 8192
 CALIBRATION_COUNT, MOST_VALIDATION = 16, 32
 PROBES, SAMPLE = 16, 24
+# Blocks that schemes are screened on before the study; how many of the best ones the study itself then measures.
+SCREENED_BLOCKS, BEST = 4, 2
 # The published recipe with weights in FP32, and a control that draws no noise.
 TRAINING = {"weights": "float32", "steps": 50, "learning_rate": 1e-6, "beta": 1.0}
 ADAPTATION = {
@@ -123,6 +127,31 @@ def cut_stretches(tokens: int, context: int) -> tuple[int, dict[str, list[int]]]
         windows[name] = [start, start + count * block]
         start += count * block
     return block, windows
+
+
+def screening_budgets(width: int, tokens: int) -> list[str]:
+    """What INT4 takes in a cache of so many tokens, with heads of this width, rounded up to a quarter of a bit; and a
+    bit less."""
+    _, bits = bits_per_element(precision("int4"), "k", width, tokens)
+    most = math.ceil(4 * bits) / 4
+    return [f"{most:g}bits", f"{most - 1:g}bits"]
+
+
+def best_schemes(proxies: Mapping[str, float]) -> list[str]:
+    """The schemes of least proxy."""
+    return sorted(proxies, key=proxies.__getitem__)[:BEST]
+
+
+def screening(schemes: Sequence[str], budgets: Sequence[str]) -> dict[str, Any]:
+    """The settings of a screening of some schemes; the study adds the published one, which is named here already."""
+    return {
+        "schemes": list(dict.fromkeys(["int4", *schemes])),
+        "bits": list(INTEGER_BITS),
+        "measured": [4],
+        "budgets": list(budgets),
+        "sample": SAMPLE,
+        "most": SAMPLE,
+    }
 
 
 def huggingface_study(

@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import SHAPE, bundle
 from hub import hub
+from huggingface_models import model as huggingface_model
 from huggingface_models import save
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kvstages.cache.schemes import precision
 from kvstages.cli import main
 from kvstages.files.ledger import sha256
 from kvstages.models.config import DecoderShape
@@ -73,8 +75,58 @@ def test_a_folder_and_a_text_become_a_pinned_study(model: Path, text: Path) -> N
     for key, folder in (("model", model), ("text", text)):
         assert found[key]["location"] == str(folder.resolve())
         assert all(file["sha256"] == sha256(folder / file["path"]) for file in found[key]["files"])
+    assert_screened(result, found["screening"])
+    # 4 bits and a scale of 16 bits for 12 numbers, rounded up.
+    assert found["screening"]["budgets"] == ["5.5bits", "4.5bits"]
     assert "3 layers, 2 KV heads of width 12" in result.output and "adaptation: left out" in result.output
     assert "snakemake --cores 2 --resources gpu=1 --config 'studies=[mine]'" in result.output
+
+
+def assert_screened(result: Result, settings: dict) -> None:
+    """The command said which scheme is best and why, and the study compares it with the published one."""
+    said = {
+        line.split(":")[0].strip(): float(line.split()[1])
+        for line in result.output.splitlines()
+        if "nats (proxy" in line
+    }
+    assert {"int4", "rotated4", "centred4"} <= set(said)
+    ranked = sorted(said, key=said.get)
+    assert list(said) == ranked and set(settings["schemes"]) == {"int4", *ranked[:2]}
+    assert f"scheme: {ranked[0]}, from 4 blocks" in result.output
+
+
+def test_key_biases_decide_what_is_chosen(text: Path, model: Path, tmp_path: Path) -> None:
+    """Evidence on the model at hand: with large key biases the schemes that subtract an offset win."""
+    import torch
+
+    made = huggingface_model("qwen2", torch.float32)
+    for layer in made.model.layers:
+        layer.self_attn.k_proj.bias.normal_(std=20, generator=torch.Generator().manual_seed(2))
+    made.save_pretrained(tmp_path / "biased")
+    for path in model.glob("tokenizer*"):
+        (tmp_path / "biased" / path.name).write_bytes(path.read_bytes())
+    result = run(tmp_path / "biased", text)
+    found = study(result)
+    assert_screened(result, found["screening"])
+    assert all(precision(name).keys.offset for name in found["screening"]["schemes"][1:])
+    assert "debiased4" in result.output
+
+
+def test_weights_that_are_too_large_are_not_screened(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstages.commands.new_study.LARGEST_SCREENED", 1)
+    result = run(model, text)
+    assert "schemes: not screened here" in result.output
+    assert study(result)["screening"]["schemes"][:2] == ["int4", "rotated4"]
+
+
+def test_keys_and_values_of_different_width_are_refused_in_advance(tmp_path: Path, model: Path, text: Path) -> None:
+    uneven = save(tmp_path / "uneven", "mimo-v2")
+    for path in model.glob("tokenizer*"):
+        (uneven / path.name).write_bytes(path.read_bytes())
+    result = run(uneven, text)
+    assert result.exit_code == 1 and len(result.output.strip().splitlines()) == 1
+    assert f"{uneven}: keys of width 12 and values of 7: not yet allocated" in result.output
+    assert not Path("config/studies/mine.yaml").exists()
 
 
 def test_a_repository_is_pinned_at_its_commit_and_its_weights_stay_there(
@@ -87,6 +139,7 @@ def test_a_repository_is_pinned_at_its_commit_and_its_weights_stay_there(
         monkeypatch.setattr("kvstages.study.hub.receive", recording(asked))
         found = study(run("ada/tiny", text))
     assert (found["model"]["source"], found["model"]["revision"]) == ("hub", COMMIT)
+    assert "centred4" in found["screening"]["schemes"]
     pinned = {file["path"]: file["sha256"] for file in found["model"]["files"]}
     assert {name: sha256(model / name) for name in pinned} == pinned
     assert {name for name in pinned if name.endswith(".safetensors")}
@@ -117,7 +170,10 @@ def test_a_repository_that_is_gated_or_unreachable_is_refused(text: Path, monkey
 def test_a_gpt2_nano_checkpoint_and_its_shard_become_a_study(tmp_path: Path) -> None:
     bundle(tmp_path / "nano")
     write_shard(tmp_path / "tokens.bin", np.random.default_rng(1).integers(SHAPE["vocab_size"], size=2000))
-    found = study(run(tmp_path / "nano" / "model.safetensors", tmp_path / "tokens.bin"))
+    result = run(tmp_path / "nano" / "model.safetensors", tmp_path / "tokens.bin")
+    found = study(result)
+    assert_screened(result, found["screening"])
+    assert found["screening"]["budgets"] == ["6bits", "5bits"]
     assert found["layers"] == SHAPE["num_layers"] and found["block"] == SHAPE["context_len"]
     assert found["artifacts"]["files"]["shard"]["sha256"] == sha256(tmp_path / "tokens.bin")
     assert found["windows"]["validation"] == [1280, 1792]

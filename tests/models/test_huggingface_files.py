@@ -20,7 +20,7 @@ from kvstages.cli import main
 from kvstages.models import load
 from kvstages.models.config import DecoderShape, read_shape
 from kvstages.models.decoder import CausalCache
-from kvstages.models.huggingface_files import longest_text, read_config, record, weights_record
+from kvstages.models.huggingface_files import longest_text, planned_shape, read_config, record, weights_record
 from kvstages.models.weights import model_digest
 
 IDS = torch.arange(12).view(2, 6)
@@ -363,3 +363,12 @@ def test_a_dtype_that_the_device_lacks_is_refused(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
     with pytest.raises(ValueError, match="Old GPU does not compute in bfloat16"):
         load.open_decoder(folder, torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("family", ["gpt-bigcode", "mixtral", "mimo-v2"])
+def test_the_shape_is_known_from_the_configuration_alone(tmp_path, family):
+    """With experts, too, and where keys and values differ in width."""
+    saved = save(tmp_path / "model", family)
+    (saved / "model.safetensors").unlink()
+    shape = planned_shape(saved)
+    assert (shape.heads, *shape.widths, shape.vocabulary) == (*FAMILIES[family][2], VOCABULARY)

@@ -190,6 +190,47 @@ def test_rules_ask_the_study_of_their_job() -> None:
     ]
 
 
+NEEDY = {"int4": False, "rotated4": False, "debiased4": False, "centred4": True, "fp8_e4m3": True, "nvfp4": True}
+
+
+@pytest.mark.parametrize(("name", "needed"), NEEDY.items())
+def test_a_study_calibrates_for_its_own_precisions_where_one_needs_it(name: str, needed: bool) -> None:
+    own = study(COMPARED, precisions=["int8", name], generation=GENERATION)
+    expected = ["results/small/calibration.safetensors"] if needed else []
+    assert own.calibration_files == expected and set(expected) <= set(own.output_files)
+    assert own.calibrates == needed
+    swept = [*own.sweep_commands(own.layer_runs, "float32"), *own.move_commands(own.layer_runs, "0.0003")]
+    trained = [*own.adapt_commands(own.adapted_runs), *own.grid_commands(own.grid_runs)]
+    measured = own.adapted_evaluation_commands(own.adapted_evaluation_runs)
+    here = ["--model", "m", "--windows", "w", "--window", "validation", "--output", "o"]
+    shells = [
+        ["evaluate", *here, "--policy", "p", "--reference", "r", "--positions", "q", *own.measuring_arguments()],
+        ["evaluate-set", *here, "--policies", "p", "--reference", "r", *own.measuring_arguments("bfloat16")],
+        ["gradients", *here[:4], *own.gradient_arguments, "--output-table", "t", "--projections", "p"],
+        ["generate", *here, *own.generation_arguments],
+    ]
+    for command in [*swept, *trained, *measured, *shells]:
+        assert taken(*command).get("calibration") == (expected[0] if needed else None), command[0]
+    for inputs in (
+        own.adapt_inputs(own.adapted_runs),
+        own.grid_inputs(own.grid_runs),
+        own.adapted_evaluation_inputs(own.adapted_evaluation_runs),
+    ):
+        assert (inputs.count("results/small/calibration.safetensors") == 1) == needed
+    assert "--calibration" not in own.execution_arguments()  # of stages that quantize nothing
+
+
+def test_recipes_and_adapted_policies_ask_for_the_calibration_too_and_a_sample_gets_it() -> None:
+    assert study(adaptation=adaptation(policies=["int4", "centred3"])).needs_calibration
+    assert not study(FULL).needs_calibration and study(FULL).calibrates  # the screening's, and the export's
+    more = "centred=exact:gradients:keys-values:int8,centred4"
+    own = study(HUGGINGFACE, comparison={**COMPARISON, "recipes": [more]})
+    assert own.needs_calibration and not study(HUGGINGFACE).needs_calibration
+    for command in own.sample_commands(own.sample_runs):
+        assert taken(*command)["calibration"] == "results/small/calibration.safetensors"
+    assert len(set(own.all_files)) == len(own.all_files)
+
+
 def test_options_of() -> None:
     assert options_of("--x", ["a", "b"]) == ["--x", "a", "--x", "b"]
 

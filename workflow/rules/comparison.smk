@@ -70,6 +70,7 @@ for job in STUDIES.jobs("sweep_moves", "move_runs", "layer"):
             model=STUDIES.ask("model"),
             windows="results/{study}/windows.safetensors",
             base="results/{study}/comparison/{budget}/exact/policy.json",
+            calibration=STUDIES.ask("calibration_files"),
         output:
             update([f"results/{{study}}/comparison/{{budget}}/moves/layer-{layer}.csv" for (layer,) in job.runs]),
         log:
@@ -183,6 +184,7 @@ rule evaluate_policy_set:
         reference="results/{study}/reference/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies=STUDIES.ask("set_files", wildcards="budget"),
+        calibration=STUDIES.ask("calibration_files"),
     output:
         "results/{study}/comparison/{budget}/joint.csv",
     log:
@@ -194,7 +196,7 @@ rule evaluate_policy_set:
         gpu=GPUS,
     params:
         policies=STUDIES.ask("set_arguments", wildcards="budget"),
-        execution=STUDIES.ask("execution_arguments"),
+        execution=STUDIES.ask("measuring_arguments"),
         without=[],
         code=code("evaluate-set"),
         packages=packages("evaluate-set"),
@@ -213,6 +215,7 @@ use rule evaluate_policy_set as evaluate_policy_set_in with:
         reference="results/{study}/reference/{dtype}/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies=STUDIES.ask("set_files", wildcards="budget"),
+        calibration=STUDIES.ask("calibration_files"),
     output:
         "results/{study}/comparison/{budget}/{dtype}/joint.csv",
     log:
@@ -221,7 +224,7 @@ use rule evaluate_policy_set as evaluate_policy_set_in with:
         "benchmarks/evaluate_policy_set_in/{study}/{budget}/{dtype}.tsv"
     params:
         policies=STUDIES.ask("set_arguments", wildcards="budget"),
-        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        execution=STUDIES.ask("measuring_arguments", wildcards="dtype"),
         # Random policies are there for their spread, which the study's own arithmetic shows.
         without="--without random",
         code=code("evaluate-set"),
@@ -237,6 +240,7 @@ rule evaluate_frontier:
         reference="results/{study}/reference/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies="results/{study}/frontier/policy-set.json",
+        calibration=STUDIES.ask("calibration_files"),
     output:
         "results/{study}/frontier/joint.csv",
     log:
@@ -247,7 +251,7 @@ rule evaluate_frontier:
     resources:
         gpu=GPUS,
     params:
-        execution=STUDIES.ask("execution_arguments"),
+        execution=STUDIES.ask("measuring_arguments"),
         without=[],
         code=code("evaluate-set"),
         packages=packages("evaluate-set"),
@@ -266,6 +270,7 @@ use rule evaluate_frontier as evaluate_frontier_in with:
         reference="results/{study}/reference/{dtype}/validation.safetensors",
         truth="results/{study}/reference/exact-cache/validation.safetensors",
         policies="results/{study}/frontier/policy-set.json",
+        calibration=STUDIES.ask("calibration_files"),
     output:
         "results/{study}/frontier/{dtype}/joint.csv",
     log:
@@ -273,7 +278,7 @@ use rule evaluate_frontier as evaluate_frontier_in with:
     benchmark:
         "benchmarks/evaluate_frontier_in/{study}/{dtype}.tsv"
     params:
-        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        execution=STUDIES.ask("measuring_arguments", wildcards="dtype"),
         # Below INT4 rounding of either arithmetic no longer counts beside the quantizer.
         without="--without exact-low --without exact-split-low",
         code=code("evaluate-set"),
@@ -288,6 +293,7 @@ rule measure_on_calibration:
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/calibration.safetensors",
         policies=STUDIES.ask("predicted_set_files"),
+        calibration=STUDIES.ask("calibration_files"),
     output:
         "results/{study}/gradients/joint.csv",
     log:
@@ -299,7 +305,7 @@ rule measure_on_calibration:
         gpu=GPUS,
     params:
         policies=lambda wildcards, input: options_of("--policies", input.policies),
-        execution=STUDIES.ask("execution_arguments"),
+        execution=STUDIES.ask("measuring_arguments"),
         code=code("evaluate-set"),
         packages=packages("evaluate-set"),
     message:

@@ -1,9 +1,10 @@
 """A policy in the words of engines, and what their restrictions cost: for studies with the key `export`.
 
 Needs: results/{study}/policies/{policy}/policy.json, the scores that it was made from, resources/{study}/model.safetensors,
-results/{study}/windows.safetensors, results/{study}/reference/validation.safetensors.
+results/{study}/windows.safetensors, results/{study}/calibration.safetensors,
+results/{study}/reference/validation.safetensors.
 Makes: results/{study}/export/{engine}/{policy}/ (policy.json, export.json and the engine's own file);
-results/{study}/export/calibration.safetensors, scores.csv and projections.safetensors of the engines' formats;
+results/{study}/export/scores.csv and projections.safetensors of the engines' formats;
 results/{study}/export/policy-set.json and joint.csv.
 """
 
@@ -38,36 +39,11 @@ for study in STUDIES.values():
                 "kvstages several {params.stages:q} 2> {log}"
 
 
-rule calibrate_engines:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-    output:
-        "results/{study}/export/calibration.safetensors",
-    log:
-        "logs/calibrate_engines/{study}.log",
-    benchmark:
-        "benchmarks/calibrate_engines/{study}.tsv"
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        device=STUDIES.ask("device_arguments"),
-        memory=config["memory_mb"],
-        code=code("calibrate"),
-        packages=packages("calibrate"),
-    message:
-        "{wildcards.study}: what the formats of engines need to know of keys and values"
-    shell:
-        "kvstages --code {params.code} calibrate --model {input.model} --windows {input.windows} {params.device}"
-        " --memory-mb {params.memory} --output {output} 2> {log}"
-
-
 rule score_engines:
     input:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
-        calibration="results/{study}/export/calibration.safetensors",
+        calibration="results/{study}/calibration.safetensors",
     output:
         table="results/{study}/export/scores.csv",
         projections="results/{study}/export/projections.safetensors",
@@ -121,7 +97,7 @@ rule evaluate_engine_set:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         reference="results/{study}/reference/validation.safetensors",
-        calibration="results/{study}/export/calibration.safetensors",
+        calibration="results/{study}/calibration.safetensors",
         policies="results/{study}/export/policy-set.json",
     output:
         "results/{study}/export/joint.csv",

@@ -39,6 +39,7 @@ rule evaluate_policy:
         windows="results/{study}/windows.safetensors",
         policy="results/{study}/policies/{policy}/policy.json",
         reference="results/{study}/reference/validation.safetensors",
+        calibration=STUDIES.ask("calibration_files"),
     output:
         evaluation="results/{study}/policies/{policy}/evaluation.json",
         positions="results/{study}/policies/{policy}/positions.csv",
@@ -50,7 +51,7 @@ rule evaluate_policy:
     resources:
         gpu=GPUS,
     params:
-        execution=STUDIES.ask("execution_arguments"),
+        execution=STUDIES.ask("measuring_arguments"),
         code=code("evaluate"),
         packages=packages("evaluate"),
     message:
@@ -97,6 +98,7 @@ use rule evaluate_policy as evaluate_policy_in with:
         windows="results/{study}/windows.safetensors",
         policy="results/{study}/policies/{policy}/policy.json",
         reference="results/{study}/reference/{dtype}/validation.safetensors",
+        calibration=STUDIES.ask("calibration_files"),
     output:
         evaluation="results/{study}/policies/{policy}/{dtype}/evaluation.json",
         positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
@@ -105,7 +107,7 @@ use rule evaluate_policy as evaluate_policy_in with:
     benchmark:
         "benchmarks/evaluate_policy_in/{study}/{policy}/{dtype}.tsv"
     params:
-        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
+        execution=STUDIES.ask("measuring_arguments", wildcards="dtype"),
         code=code("evaluate"),
         packages=packages("evaluate"),
     message:
@@ -117,6 +119,7 @@ rule generate_text:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
         policies=STUDIES.ask("generating_policy_files"),
+        calibration=STUDIES.ask("calibration_files"),
     output:
         "results/{study}/generation/continuations.csv",
     log:

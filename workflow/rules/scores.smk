@@ -4,8 +4,34 @@ and a sample of heads measured to check these.
 Needs: the study's model, results/{study}/windows.safetensors.
 Makes: results/{study}/sweep/{dtype}/layer-{layer}.csv, results/{study}/scores/measured-{dtype}.csv and gradients.csv,
 results/{study}/sample/layer-{layer}.csv, results/{study}/scores/sample.csv,
-results/{study}/gradients/projections.safetensors.
+results/{study}/gradients/projections.safetensors; for schemes that need it results/{study}/calibration.safetensors.
 """
+
+
+rule calibrate_model:
+    input:
+        model=STUDIES.ask("model"),
+        windows="results/{study}/windows.safetensors",
+    output:
+        "results/{study}/calibration.safetensors",
+    log:
+        "logs/calibrate_model/{study}.log",
+    benchmark:
+        "benchmarks/calibrate_model/{study}.tsv"
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        device=STUDIES.ask("device_arguments"),
+        memory=config["memory_mb"],
+        code=code("calibrate"),
+        packages=packages("calibrate"),
+    message:
+        "{wildcards.study}: what quantizer schemes need to know of keys and values"
+    shell:
+        "kvstages --code {params.code} calibrate --model {input.model} --windows {input.windows} {params.device}"
+        " --memory-mb {params.memory} --output {output} 2> {log}"
+
 
 for job in STUDIES.jobs("sweep_layers", "layer_runs", "layer"):
 
@@ -15,6 +41,7 @@ for job in STUDIES.jobs("sweep_layers", "layer_runs", "layer"):
         input:
             model=STUDIES.ask("model"),
             windows="results/{study}/windows.safetensors",
+            calibration=STUDIES.ask("calibration_files"),
         output:
             update([f"results/{{study}}/sweep/{{dtype}}/layer-{layer}.csv" for (layer,) in job.runs]),
         log:
@@ -61,6 +88,7 @@ for job in STUDIES.jobs("sweep_sample", "sample_runs", "layer"):
         input:
             model=STUDIES.ask("model"),
             windows="results/{study}/windows.safetensors",
+            calibration=STUDIES.ask("calibration_files"),
         output:
             update([f"results/{{study}}/sample/layer-{layer}.csv" for (layer,) in job.runs]),
         log:
@@ -104,6 +132,7 @@ rule gradients_sensitivity:
     input:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
+        calibration=STUDIES.ask("calibration_files"),
     output:
         table="results/{study}/scores/gradients.csv",
         projections="results/{study}/gradients/projections.safetensors",

@@ -1,41 +1,17 @@
 """Quantizer schemes beside each other: scores of all from one set of gradients, the best at each budget, all measured.
 
-Needs: the model, results/{study}/windows.safetensors, results/{study}/reference/validation.safetensors.
-Makes: results/{study}/screening/calibration.safetensors, gradients.csv and projections.safetensors, scores.csv and
-checks.csv (those beyond second order measured), policies.json, joint.csv.
+Needs: the model, results/{study}/windows.safetensors, results/{study}/calibration.safetensors,
+results/{study}/reference/validation.safetensors.
+Makes: results/{study}/screening/gradients.csv and projections.safetensors, scores.csv and checks.csv (those beyond second
+order measured), policies.json, joint.csv.
 """
-
-
-rule calibrate_schemes:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-    output:
-        "results/{study}/screening/calibration.safetensors",
-    log:
-        "logs/calibrate_schemes/{study}.log",
-    benchmark:
-        "benchmarks/calibrate_schemes/{study}.tsv"
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        device=STUDIES.ask("device_arguments"),
-        memory=config["memory_mb"],
-        code=code("calibrate"),
-        packages=packages("calibrate"),
-    message:
-        "{wildcards.study}: calibrate the quantizer schemes"
-    shell:
-        "kvstages --code {params.code} calibrate --model {input.model} --windows {input.windows} {params.device}"
-        " --memory-mb {params.memory} --output {output} 2> {log}"
 
 
 rule score_schemes:
     input:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
-        calibration="results/{study}/screening/calibration.safetensors",
+        calibration="results/{study}/calibration.safetensors",
     output:
         table="results/{study}/screening/gradients.csv",
         projections="results/{study}/screening/projections.safetensors",
@@ -65,7 +41,7 @@ rule check_scheme_scores:
     input:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
-        calibration="results/{study}/screening/calibration.safetensors",
+        calibration="results/{study}/calibration.safetensors",
         sensitivity="results/{study}/screening/gradients.csv",
     output:
         scores="results/{study}/screening/scores.csv",
@@ -116,7 +92,7 @@ rule measure_schemes:
     input:
         model=STUDIES.ask("model"),
         windows="results/{study}/windows.safetensors",
-        calibration="results/{study}/screening/calibration.safetensors",
+        calibration="results/{study}/calibration.safetensors",
         reference="results/{study}/reference/validation.safetensors",
         policies="results/{study}/screening/policies.json",
     output:
