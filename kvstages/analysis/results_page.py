@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstages.analysis.adaptation_page import finding
+from kvstages.analysis.decoder_page import section
 from kvstages.analysis.findings import compared_recipes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, UNIFORM
+from kvstages.analysis.number_text import nats
 
 START, END = "<!-- findings -->", "<!-- /findings -->"
 COMMAND = "kvstages findings results/demo"
@@ -52,6 +54,7 @@ def page(record: Mapping[str, Any]) -> str:
         _adaptation(record),
         _policies(found),
         _machines(record),
+        *(section(name, other) for name, other in sorted(record.get("decoders", {}).items())),
     ]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
@@ -180,7 +183,7 @@ def _comparison_table(each: Mapping[str, Any]) -> str:
         "| recipe | bytes | " + " | ".join(f"less {header}" for *_, header in MEASURED) + " |",
         "|---|---|---|---|---|---|",
         f"| published (values in nats) | {base['bytes']:,} | "
-        + " | ".join(_nats(base[dtype][_measure(name)][0]) for dtype, name, _ in MEASURED)
+        + " | ".join(nats(base[dtype][_measure(name)][0]) for dtype, name, _ in MEASURED)
         + " |",
     ]
     names = [name for name in WHAT if name in policies]
@@ -368,9 +371,9 @@ def _policies(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in found["policies"]:
-        ends = f" [{_nats(row['mean_kl_low'])}, {_nats(row['mean_kl_high'])}]" if row["mean_kl"] else ""
+        ends = f" [{nats(row['mean_kl_low'])}, {nats(row['mean_kl_high'])}]" if row["mean_kl"] else ""
         lines.append(
-            f"| {row['policy']} | {_nats(row['proxy'])} | {_nats(row['mean_kl'])}{ends} | "
+            f"| {row['policy']} | {nats(row['proxy'])} | {nats(row['mean_kl'])}{ends} | "
             f"{100 * row['agreement']:.2f} % | "
             f"{row['total_bytes']:,} | {row['compression']:.2f} |"
         )
@@ -398,7 +401,7 @@ def _machines(record: Mapping[str, Any]) -> str:
             ]
             ratio = found["scores"]["measured-float32"]["int4"]["median_ratio_to_int8"]
             lines.append(
-                f"| {name} | {each['budget']} | {' | '.join(cells)} | {_nats(exact['float32']['mean_kl'][0])} | "
+                f"| {name} | {each['budget']} | {' | '.join(cells)} | {nats(exact['float32']['mean_kl'][0])} | "
                 f"{ratio:.0f} |"
             )
     lines += ["", "Less KL: exact on FP32 scores against the published recipe at the same bytes."]
@@ -440,12 +443,6 @@ def _side(values: Sequence[float | None] | None) -> str | None:
         return None
     low, high = values[3:5] if values[3] is not None else values[1:3]
     return "less" if low > 0 else "more" if high < 0 else None
-
-
-def _nats(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return "0" if value == 0 else f"{value:.3g}".replace("-", "−") if abs(value) >= 1e-4 else f"{value:.2e}"
 
 
 def _and(words: Sequence[str]) -> str:

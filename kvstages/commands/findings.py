@@ -15,6 +15,13 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--adaptation", type=FOLDER, help="Folder of the finished study of adaptation: its numbers replace those of RECORD."
 )
+@click.option(
+    "--decoder",
+    "decoders",
+    type=FOLDER,
+    multiple=True,
+    help="Folder of a finished study of a Hugging Face decoder: its numbers replace those of RECORD. Repeat.",
+)
 @click.option("--machine", help="Name of the machine that measured it; the processor's by default.")
 @click.option("--record", type=FILE, default=Path("docs/findings.json"), show_default=True, help="Numbers by machine.")
 @click.option("--page", type=FILE, default=Path("docs/results.md"), show_default=True, help="The page to write.")
@@ -35,6 +42,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def command(
     study: Path | None,
     adaptation: Path | None,
+    decoders: tuple[Path, ...],
     machine: str | None,
     record: Path,
     page: Path,
@@ -51,6 +59,7 @@ def command(
     """
     from kvstages.analysis.adaptation_page import page as adaptation_page
     from kvstages.analysis.adaptation_page import read_adaptation
+    from kvstages.analysis.decoder_page import read_decoder
     from kvstages.analysis.findings import add_machine, read_findings
     from kvstages.analysis.results_page import page as results_page
     from kvstages.analysis.results_page import put_block, readme_block
@@ -64,6 +73,10 @@ def command(
         write_bytes(figure, (study / "figures" / "storage-kl.png").read_bytes())
     if adaptation is not None:
         write_json(record, {**read_json(record), "adaptation": read_adaptation(adaptation)})
+    if decoders:
+        known = read_json(record)
+        read = {folder.name: read_decoder(folder) for folder in decoders}
+        write_json(record, {**known, "decoders": {**known.get("decoders", {}), **read}})
     numbers = read_record(record, ["first", "machines"])
     text = readme.read_text(encoding="utf-8")
     write_text(readme, put_block(text, readme_block(numbers), str(readme)))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import bits_of, by_size, check
 from kvstages.figures.policies import coinciding
-from kvstages.figures.shades import PRECISIONS, ink
+from kvstages.figures.shades import ink, shade
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
 
@@ -42,10 +42,10 @@ def numbers(policies: Sequence[Path]) -> pd.DataFrame:
         for layer, heads in enumerate(zip(grid.keys, grid.values, strict=True)):
             for head, pair in enumerate(zip(*heads, strict=True)):
                 for precision in pair:
-                    if precision not in BITS:
-                        raise ValueError(
-                            f"{path}: layer {layer}, head {head}: precision {precision!r}, expected {list(BITS)}"
-                        )
+                    try:
+                        check(precision)
+                    except ValueError as error:
+                        raise ValueError(f"{path}: layer {layer}, head {head}: {error}") from None
                 rows.append((record["policy"], layer, head, *pair))
     rows.sort(key=lambda row: (policy_order(row[0]), *row[1:3]))
     return pd.DataFrame(rows, columns=["policy", "layer", "head", "keys", "values"])
@@ -77,9 +77,8 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set_visible(False)
     used = {*table["keys"], *table["values"]}
     handles = [
-        Patch(facecolor=shade, edgecolor="0.4", lw=0.5, label=f"{BITS[name]}  {name.upper()}")
-        for name, shade in PRECISIONS.items()
-        if name in used
+        Patch(facecolor=shade(name), edgecolor="0.4", lw=0.5, label=f"{bits_of(name)}  {name.upper()}")
+        for name in by_size(used)
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
     return figure
@@ -97,10 +96,10 @@ def _map(axes: Axes, table: pd.DataFrame, label: str, layers: int, heads: int) -
             sides = [(row.keys, 0.0, 0.5), (row.values, 0.5, 0.5)]
         for precision, left, width in sides:
             place = (row.head + left, row.layer)
-            axes.add_patch(Rectangle(place, width, 1, facecolor=PRECISIONS[precision], edgecolor="0.6", lw=0.4))
+            axes.add_patch(Rectangle(place, width, 1, facecolor=shade(precision), edgecolor="0.6", lw=0.4))
             axes.text(
-                place[0] + width / 2, row.layer + 0.5, BITS[precision], ha="center", va="center_baseline",
-                fontsize=6.5 if len(sides) == 1 else 5.5, color=ink(PRECISIONS[precision]),
+                place[0] + width / 2, row.layer + 0.5, bits_of(precision), ha="center", va="center_baseline",
+                fontsize=6.5 if len(sides) == 1 else 5.5, color=ink(shade(precision)),
             )  # fmt: skip
         if len(sides) == 2:
             # Wider than the lines between halves: a head stays one cell.
@@ -123,7 +122,7 @@ def _counts(table: pd.DataFrame) -> list[str]:
 
     def count(side: str) -> str:
         counts = table[side].value_counts()
-        return ", ".join(f"{counts[name]}\N{NO-BREAK SPACE}{name.upper()}" for name in BITS if name in counts)
+        return ", ".join(f"{counts[name]}\N{NO-BREAK SPACE}{name.upper()}" for name in by_size(counts.index))
 
     if (table["keys"] == table["values"]).all():
         return [count("keys")]

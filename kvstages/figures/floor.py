@@ -6,14 +6,14 @@ to the neighbouring BF16 value, which is what an unquantized cache resolves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.labels import PART_SUFFIXES
 from kvstages.cache.precision_grid import PARTS
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import by_size
 from kvstages.figures.style import line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
@@ -33,7 +33,7 @@ FIGURE = Entry(
 )
 
 FLOOR = "floor"
-ORDER = [*BITS, FLOOR, BF16_STEP]
+CONTROLS = (FLOOR, BF16_STEP)
 KEY = ["source", "part", "level", "layer"]
 # Sums of FP64 leave less than this of a KL of 0, and floors of FP32 are far below what other figures round off.
 ROUND_OFF = 1e-17
@@ -65,7 +65,8 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
             .agg(median_kl="median", lowest_kl="min", highest_kl="max", heads="size")
             .reset_index()
         )
-    ranks = {"part": PARTS.index, "level": ORDER.index}
+    order = in_order(level for table in tables for level in table["level"])
+    ranks = {"part": PARTS.index, "level": order.index}
     ordered = [
         table.sort_values(KEY, key=lambda values: values.map(ranks.get(values.name, lambda value: value)))
         for table in tables
@@ -73,12 +74,18 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
     return pd.concat(ordered, ignore_index=True)
 
 
+def in_order(levels: Iterable[str]) -> list[str]:
+    """The precisions among some levels by their size, then the controls."""
+    found = set(levels)
+    return [*by_size(found - {*CONTROLS}), *(level for level in CONTROLS if level in found)]
+
+
 def draw(table: pd.DataFrame) -> Figure:
     """Panels by source (across) and part (down) on one scale; bands run from the smallest to the largest head."""
     from matplotlib.figure import Figure
 
     sources, parts = (list(dict.fromkeys(table[name])) for name in ("source", "part"))
-    levels = [level for level in ORDER if level in set(table["level"])]
+    levels = in_order(table["level"])
     figure = Figure(figsize=(max(5.2, 0.8 + 3.3 * len(sources)), 1.3 + 2.7 * len(parts)), layout="constrained")
     figure.suptitle("Scores of single heads, and their floor", x=0.01, ha="left")
     panels = figure.subplots(len(parts), len(sources), sharex=True, sharey=True, squeeze=False)

@@ -9,7 +9,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.gradient_accuracy import scores
 from kvstages.analysis.labels import PART_LABELS
 from kvstages.cache.precision_grid import PARTS
-from kvstages.cache.precisions import QUANTIZED
+from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.figures.style import NothingToDraw, line_style
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def draw(table: pd.DataFrame) -> Figure:
     shown = table[table["estimated_kl"] > 0]
     if shown.empty:
         raise NothingToDraw("no score from gradients is above 0")
+    # The published quantizer's keep their marks, whatever else there is.
+    precisions = [*QUANTIZED, *by_size({*shown["precision"]} - {*QUANTIZED})]
     parts = [part for part in PARTS if (table["part"] == part).any()]
     figure = Figure(figsize=(max(5.0, 0.9 + 2.9 * len(parts)), 5.8), layout="constrained")
     figure.suptitle("Scores from gradients against measured scores", x=0.01, ha="left")
@@ -49,7 +51,7 @@ def draw(table: pd.DataFrame) -> Figure:
         own = shown[shown["part"] == part]
         above.plot(ends, ends, color="0.45", lw=0.9, linestyle=(0, (4, 3)), zorder=1)
         below.axhline(1, color="0.45", lw=0.9, linestyle=(0, (4, 3)), zorder=1)
-        for index, precision in enumerate(QUANTIZED):
+        for index, precision in enumerate(precisions):
             marks = own[own["precision"] == precision]
             look = {**line_style(index), "linestyle": "", "markersize": 3.2, "markerfacecolor": "none", "mew": 0.7}
             if len(marks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstages.cache.precisions import BITS
+from kvstages.cache.precisions import BITS, bits_of
 
 # Lightness rises in even steps, so the precisions read the same in grey.
 EVEN = {"bf16": "#1f3d5c", "int8": "#4a76a0", "int4": "#86aac9", "int3": "#bfd3e3", "int2": "#f3f6f9"}
@@ -16,7 +16,11 @@ def between(bits: int) -> str:
     return f"#{''.join(channels)}"
 
 
-PRECISIONS = {name: EVEN.get(name) or between(bits) for name, bits in BITS.items()}
+def shade(precision: str) -> str:
+    """The shade of a precision of any scheme: that of its bits."""
+    return between(bits_of(precision))
+
+
 # Marks and bands of random policies, wherever they are drawn.
 RANDOM_POLICIES = "#5d8fb8"
 

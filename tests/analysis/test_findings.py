@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -146,6 +147,31 @@ def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkey
     assert run("findings") == (0, "") and Path("docs/adaptation.md").read_text() == text
     # Another machine's numbers of the default study leave those of the adaptation as they are.
     assert run("findings", study, "--machine", "N") == (0, "") and Path("docs/adaptation.md").read_text() == text
+
+
+def test_the_section_of_a_decoder_says_what_its_tables_say(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run("table", "screening", *table_arguments("screening", study), "--output", study / "tables/screening.html")[0]
+        == 0
+    )
+    manifest = read_json(study / "manifest.json")
+    manifest["environment"]["packages"]["transformers"] = "5.0"
+    manifest["configuration"]["study"] |= {"compute_dtype": "float32", "block": 64}
+    decoder = shutil.copytree(study, tmp_path / "small")
+    write_json(decoder / "manifest.json", manifest)
+    Path("README.md").write_text(f"{START}\n{END}\n")
+    assert run("findings", study, "--decoder", decoder, "--machine", "M") == (0, "")
+    text = Path("docs/results.md").read_text()
+    (own,) = re.findall(r"## Speeches\n\nStudy `small`.*", text, re.DOTALL)
+    results, schemes = (pd.read_csv(decoder / "tables" / f"{name}.csv") for name in ("results", "screening"))
+    assert all(f"| {row.policy} | " in own and f"| {row.total_bytes:,} | " in own for row in results.itertuples())
+    told = schemes[schemes["recipe"].isin(["uniform", "recommended"])]
+    assert len(told) and all(
+        f"| {row.recipe} | `{row.scheme}` | {row.bits_at_end:.2f} | " in own for row in told.itertuples()
+    )
+    assert not re.search(r"\bNone\b|\bnan\b|\{|\}", own)
+    assert run("findings") == (0, "") and Path("docs/results.md").read_text() == text
 
 
 def test_marks_in_the_wrong_order_are_refused():

@@ -14,6 +14,7 @@ from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
 from kvstages.analysis.published import published_sensitivities, published_validation
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import BITS
 from kvstages.cli import main
 from kvstages.figures import (
@@ -447,3 +448,16 @@ def test_a_precision_without_a_shade_of_its_own_lies_between_its_neighbours():
     assert [shades.between(BITS[name]) for name in shades.EVEN] == list(shades.EVEN.values())
     light = [sum(int(shades.between(bits)[place : place + 2], 16) for place in (1, 3, 5)) for bits in (16, 12, 8, 6, 4)]
     assert light == sorted(set(light))
+
+
+def test_precisions_of_any_scheme_have_the_shade_of_their_bits_and_stand_in_order(tmp_path):
+    grid = PrecisionGrid([["int8", "centred4"]], [["rotated6", "int4"]])
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps({"policy": "greedy-0.1", "precisions": grid.as_record()}))
+    table = allocation.numbers([path])
+    texts = {text.get_text() for text in allocation.draw(table).axes[0].texts}
+    assert texts == {"8", "6", "4"} and shades.shade("centred4") == shades.EVEN["int4"]
+    path.write_text(path.read_text().replace("centred4", "centred9"))
+    with pytest.raises(ValueError, match=r"policy.json: layer 0, head 1: precision 'centred9'"):
+        allocation.numbers([path])
+    assert floor.in_order(["bf16-step", "centred4", "floor", "int8"]) == ["int8", "centred4", "floor", "bf16-step"]

@@ -27,10 +27,11 @@ VOCABULARY, BLOCK, MEMORY_MB = 65_536, 256, 24
 # Beside it: weights as they are read, laid out anew, and trained (with gradients and two averages), and what libraries
 # keep for themselves.
 WEIGHTS = 2 * VOCABULARY * 16 * 4
-BESIDE = 10 * WEIGHTS + (64 << 20)
-# Runs stages one after the other in one process whose data may grow by so many bytes once libraries are imported.
+BESIDE = 8 * WEIGHTS + (64 << 20)
+# Runs stages one after the other, each in a copy of one process, whose data may grow by so many bytes once libraries
+# are imported: what a stage leaves in pieces is no matter of the next.
 LIMITED = """
-import json, resource, sys
+import json, os, resource, sys
 import torch
 from click.testing import CliRunner
 from kvstages.cli import main
@@ -41,10 +42,14 @@ torch.ones(64, 64) @ torch.ones(64, 64)
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
 for arguments in json.loads(sys.argv[2]):
+    if os.fork():
+        os.wait()
+        continue
     result = CliRunner().invoke(main, arguments)
     if result.exception and not isinstance(result.exception, SystemExit):
         print(type(result.exception), result.exception)
-    print(arguments[0], result.exit_code, *result.output.split())
+    print(arguments[0], result.exit_code, *result.output.split(), flush=True)
+    os._exit(0)
 """
 
 
