@@ -68,6 +68,17 @@ def finding(found: Mapping[str, Any]) -> str:
     return sentence(pd.DataFrame(found["rows"]))
 
 
+def brief(found: Mapping[str, Any]) -> str:
+    """The finding in short: each arm at the policy that it was trained for, by the KL to its own BF16 cache."""
+    own = [row for row in found["rows"] if row["against"] != ORIGINAL and row["policy"] == row["trained_policy"]]
+    helps = [row for row in own if (row["own_effect_high"] or 0) < 0]
+    shares = ", ".join(f"{_share(row['own_removed'])} at {row['policy']}" for row in helps)
+    said = f"removes part of the KL that quantization adds: {shares}" if helps else "shows no gain"
+    others = len(own) - len(helps)
+    unknown = f" No gain is established for {others} other{'s' * (others != 1)}." if others and helps else ""
+    return f"Against a control of the same steps, training {said}.{unknown}"
+
+
 def page(found: Mapping[str, Any]) -> str:
     """The page docs/adaptation.md."""
     import pandas as pd

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstages.analysis.adaptation_page import finding
+from kvstages.analysis.adaptation_page import brief, finding
 from kvstages.analysis.decoder_page import section
 from kvstages.analysis.findings import compared_recipes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, UNIFORM
@@ -358,9 +358,7 @@ def _adaptation(record: Mapping[str, Any]) -> str:
 def _finding_adaptation(record: Mapping[str, Any]) -> str:
     if "adaptation" not in record:
         return ""
-    return (
-        f"**Training with the cache's noise or quantizer.** {finding(record['adaptation'])} [More](docs/adaptation.md)"
-    )
+    return f"**Adaptation.** {brief(record['adaptation'])} [More](docs/adaptation.md)"
 
 
 def _policies(found: Mapping[str, Any]) -> str:
