@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[Tolerance, Tolerance]] = {
     ),  # Δp of single tokens as for "few", whose means are near 0
     "statistic": ((0.2, 0.02), (0.5, 1.0)),  # ratios, differences, correlations of the above: both parts count
     "trained": ((0.2, 2e-3), (0.5, 0.02)),  # KL of trained models, and differences of them: training spreads every flip
+    "share": ((0.2, 0.25), (0.5, 1.0)),  # of a KL that training removes: a ratio of differences, which may be near 0
     "weights": ((1e-3, 0.0), (1e-2, 0.0)),  # distance of two trained models over the length of one: losses' gradients
 }
 EXACT: Tolerance = (1e-12, 0.0)

@@ -95,11 +95,11 @@ def both() -> dict[str, dict]:
     return found
 
 
-def test_in_fp32_single_head_kl_agrees_to_one_percent(both):
+def test_in_fp32_single_head_kl_agrees_to_two_percent(both):
     for precision in ("int8", "int4"):
         one_pass = torch.tensor(both["one-pass"]["scores"][precision])
         token_by_token = torch.tensor(both["token-by-token"]["scores"][precision])
-        assert (one_pass / token_by_token - 1).abs().max() < 0.01
+        assert (one_pass / token_by_token - 1).abs().max() < 0.02
 
 
 def test_in_fp32_the_mean_kl_of_every_policy_agrees_to_two_percent(both):

@@ -19,7 +19,7 @@ from kvstages.models.huggingface import HuggingFaceDecoder
 BLOCKS, TOKENS = 2, 7
 PRECISIONS = ("int8", "int4", "bf16", "int3")
 # What two orders of one sum may differ by in FP64, where a router that sums in FP32 has a say.
-ROUNDING = {"mimo-v2": 1e-6}
+ROUNDING = {"mimo-v2": 1e-5}
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tensors(one / "windows.safetensors", {"validation": tokens})
     weights = {"blocks.0.K.weight": torch.ones(4, 4), "lm_head.bias": torch.zeros(4)}
     write_tensors(one / "adaptation" / "noise" / "seed-1337" / "model.safetensors", weights)
+    write_text(one / "tables" / "adaptation.csv", "arm,removed\nnoise,0.3\n")
     write_text(one / "figures" / "x.svg", "<svg/>")
     write_text(one / "figures" / "x.csv", "kl\n0.5\n")
     return one
@@ -98,6 +99,7 @@ NUMBERS = {
     "trained": ("adaptation/published/seed-1337/evaluation.csv", "mean_kl"),
     "probability": (EVALUATION, "mean_delta_p"),
     "statistic": (EVALUATION, "perplexity_ratio"),
+    "share": ("tables/adaptation.csv", "removed"),
     "weights": (ADAPTED, "blocks.0.K.weight"),
 }
 
