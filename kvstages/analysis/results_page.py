@@ -75,7 +75,7 @@ def readme_block(record: Mapping[str, Any]) -> str:
         _finding_scores(found),
         _finding_equal_bytes(found),
         _finding_split(found),
-        _finding_proxy(found),
+        _finding_schemes(record),
         _finding_adaptation(record),
     ]
     lines += [f"{number}. {text}" for number, text in enumerate(filter(None, findings), start=1)]
@@ -119,10 +119,18 @@ def _finding_split(found: Mapping[str, Any]) -> str:
     return f"**Keys and values apart** give {own} less KL in FP32, {other} in BF16."
 
 
-def _finding_proxy(found: Mapping[str, Any]) -> str:
-    random = [row["rank_correlation"] for row in found["proxy"]["random_by_budget"]]
-    low, high = min(random), max(random)
-    return f"**The proxy** ranks random policies of equal bytes with a correlation of {low:.2f} to {high:.2f}."
+def _finding_schemes(record: Mapping[str, Any]) -> str:
+    """What the recommended scheme and allocation alone buy, at the largest budget that a decoder's study screened."""
+    for name, found in sorted(record.get("decoders", {}).items()):
+        rows = {row["recipe"]: row for row in reversed(found.get("schemes", [])) if row["budget"]}
+        if {"recommended", "exact-published"} <= set(rows):
+            best, alone = rows["recommended"], rows["exact-published"]
+            return (
+                f"**The quantizer counts more than its allocation.** `{name}` at {best['budget']}: "
+                f"{best['times_less']:.1f} times less KL; allocation alone {alone['times_less']:.1f} "
+                "([schemes](docs/schemes.md))."
+            )
+    return ""
 
 
 def put_block(text: str, block: str, name: str) -> str:

@@ -170,6 +170,8 @@ def test_the_section_of_a_decoder_says_what_its_tables_say(study, tmp_path, monk
     assert len(told) and all(
         f"| {row.recipe} | `{row.scheme}` | {row.bits_at_end:.2f} | " in own for row in told.itertuples()
     )
+    best = schemes[schemes["recipe"] == "recommended"].iloc[0]
+    assert f"`small` at {best['budget']}: {best['times_less']:.1f} times less KL" in Path("README.md").read_text()
     assert not re.search(r"\bNone\b|\bnan\b|\{|\}", own)
     assert run("findings") == (0, "") and Path("docs/results.md").read_text() == text
 
