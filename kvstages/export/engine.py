@@ -5,6 +5,7 @@ Axes: L layers, H KV heads.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ class Format(NamedTuple):
 Layers = Sequence[tuple[Format, Format]]
 
 
-class Engine:
+class Engine(ABC):
     """An engine. A new one is a file that holds a subclass, and a line in ``engines``.
 
     ``name``: as the command takes it; ``file``: what the engine's own file is called; ``note``: one line on what was
@@ -44,17 +45,17 @@ class Engine:
     file: str
     note: str
 
+    @abstractmethod
     def formats(self, width: int) -> list[Format]:
         """Every format of the engine for heads of a width, those that do not fit the width among them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:
         """What the engine can express with some of its formats (``choices``), by index."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, layers: Layers) -> str:
         """What the engine's own file holds; ``layers`` is one of the engine's alternatives."""
-        raise NotImplementedError
 
     def warnings(self, layers: Layers) -> list[str]:
         """What a user must know before relying on it, a line each; such as support that is not merged."""
