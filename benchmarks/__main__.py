@@ -1,7 +1,8 @@
 """``python -m benchmarks``: run the cases one after the other, each in its own process, and write tables and a figure.
 
-Naive and ours take turns, so that a drift of the machine's speed meets both. Quote ratios, never seconds: they hold
-for one run on one machine only.
+Each case runs one thread and its seconds are processor time, so that what else the machine does hardly counts. Naive
+and ours take turns, so that a drift of the machine's speed meets both. Quote ratios, never seconds: they hold for one
+run on one machine only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from kvstages.files.atomic import write_json, write_table
 from kvstages.provenance.environment import processor
 
 DTYPES = ("float32", "bfloat16")
+# What the libraries take by themselves, and as if the processor had AVX2 alone (other makers' and older ones have).
+INSTRUCTIONS = (
+    {},
+    {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+)
 Row = dict[str, Any]
 
 
-def run_case(name: str, **options: Any) -> Row:
-    """One case in a fresh process with its own thread count; its options and its figures."""
-    threads = str(options.get("threads", 1))
-    # Threads that spin while they wait slow a busy machine several times over.
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
+def run_case(name: str, environment: Mapping[str, str] = {}, **options: Any) -> Row:
+    """One case in a fresh process of one thread, perhaps with other instructions; its options and its figures."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **environment}
     command = [sys.executable, "-m", "benchmarks.cases", name, *(f"{key}={value}" for key, value in options.items())]
     finished = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     row = {"case": name, **options, **json.loads(finished.stdout.splitlines()[-1])}
@@ -40,10 +44,10 @@ def run_case(name: str, **options: Any) -> Row:
     return row
 
 
-def sweep_rows(threads: Iterable[int]) -> Iterator[Row]:
-    """Naive, one-pass and token-by-token, in turn, for both shapes and dtypes."""
-    for shape, dtype, count in itertools.product(("full", "demo"), DTYPES, threads):
-        chosen = {"shape": shape, "dtype": dtype, "threads": count}
+def sweep_rows() -> Iterator[Row]:
+    """Naive, one-pass and token-by-token, in turn, for both shapes and dtypes, and with two sets of instructions."""
+    for environment, shape, dtype in itertools.product(INSTRUCTIONS, ("full", "demo"), DTYPES):
+        chosen = {"environment": environment, "shape": shape, "dtype": dtype}
         yield run_case("naive", **chosen)
         yield run_case("sweep", execution="one-pass", **chosen)
         yield run_case("naive", **chosen)
@@ -53,13 +57,13 @@ def sweep_rows(threads: Iterable[int]) -> Iterator[Row]:
 def study_rows() -> Iterator[Row]:
     """The published configuration at the full shape, and what a step of adaptation takes the plain way."""
     for dtype in DTYPES:
-        yield run_case("naive-adaptation", shape="full", dtype=dtype, threads=1)
-        yield run_case("study", shape="full", dtype=dtype, execution="one-pass", threads=1)
+        yield run_case("naive-adaptation", shape="full", dtype=dtype)
+        yield run_case("study", shape="full", dtype=dtype, execution="one-pass")
 
 
 def scaling_rows() -> Iterator[Row]:
     """One layer's sweep (the lowest) against heads, layers, tokens and block length; FP32, one thread."""
-    base = {"shape": "full", "dtype": "float32", "execution": "one-pass", "threads": 1, "layers": "0", "depth": 6}
+    base = {"shape": "full", "dtype": "float32", "execution": "one-pass", "layers": "0", "depth": 6}
     for heads in (2, 4, 8):
         yield {"against": "heads", **run_case("sweep", **base, heads=heads)}
     for depth in (3, 6, 12):
@@ -73,16 +77,16 @@ def scaling_rows() -> Iterator[Row]:
 def gradient_rows() -> Iterator[Row]:
     """Scores from gradients and the sweep: both shapes, and against heads, layers and precisions."""
     for shape in ("demo", "full"):
-        yield {"against": "shape", **run_case("gradients", shape=shape, threads=1)}
+        yield {"against": "shape", **run_case("gradients", shape=shape)}
     for key, values in (("heads", (2, 4, 8)), ("depth", (3, 6, 12)), ("precisions", (1, 2, 4))):
         for value in values:
-            yield {"against": key, **run_case("gradients", shape="demo", threads=1, **{key: value})}
+            yield {"against": key, **run_case("gradients", shape="demo", **{key: value})}
 
 
 def decode_rows() -> Iterator[Row]:
     """The mixed policy against BF16 heads, for each context and batch."""
     for context, batch in itertools.product((64, 256, 1024), (1, 8, 32)):
-        yield run_case("decode", dtype="bfloat16", context=context, batch=batch, threads=1)
+        yield run_case("decode", dtype="bfloat16", context=context, batch=batch)
 
 
 def profile_rows() -> Iterator[Row]:
@@ -94,7 +98,7 @@ def profile_rows() -> Iterator[Row]:
 TABLES = {
     "profile": profile_rows,
     "start-up": start_up.rows,
-    "sweep": lambda: sweep_rows((1, 2)),
+    "sweep": sweep_rows,
     "study": study_rows,
     "scaling": scaling_rows,
     "gradients": gradient_rows,

@@ -28,6 +28,7 @@ from kvstages.measure.gradients import window_projections
 from kvstages.measure.setting import DTYPES, Setting, prepare
 from kvstages.measure.sweep import sweep_layer
 from kvstages.models.gpt2_nano import GPT, GPTConfig
+from kvstages.models.packed_linear import Linear, packs, product, vendor
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
 from kvstages.scores.columns import changes
@@ -35,6 +36,7 @@ from kvstages.scores.columns import changes
 FULL = GPTConfig(vocab_size=9157, context_len=1024, embedding_dim=512, num_layers=12, num_heads=8)
 DEMO = GPTConfig(vocab_size=2048, context_len=256, embedding_dim=128, num_layers=12, num_heads=8)
 SHAPES = {"full": FULL, "demo": DEMO}
+CPU = torch.device("cpu")
 MEMORY = 2048 << 20
 PRECISIONS = ("int8", "int4")
 CHANGES = changes(UNITS["head"], PRECISIONS)
@@ -55,15 +57,21 @@ def random_tokens(config: GPTConfig, blocks: int, length: int) -> Tensor:
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    """Seconds of this process's threads: what other processes do on the machine hardly counts."""
+    start = time.process_time()
     function()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def matmul_flops(dtype: str) -> float:
-    """Floating-point operations a second of one large matrix product; the best of several."""
+    """Floating-point operations a second of one large matrix product, the faster of two; the best of several."""
     a = torch.randn(2048, 2048).to(DTYPES[dtype])
-    return 2 * 2048**3 / min(seconds(lambda: a @ a) for _ in range(5))
+    products = [lambda: a @ a]
+    if packs(DTYPES[dtype], CPU, vendor()):
+        linear = Linear(2048, 2048).to(DTYPES[dtype]).requires_grad_(False)
+        linear.pack()
+        products.append(lambda: linear(a))
+    return 2 * 2048**3 / min(seconds(each) for each in products for _ in range(5))
 
 
 def memory_bandwidth() -> float:
@@ -91,7 +99,6 @@ def sweep_case(
     shape: str,
     dtype: str,
     execution: str,
-    threads: int,
     layers: str = "all",
     blocks: int = 8,
     length: int = 64,
@@ -99,7 +106,7 @@ def sweep_case(
     depth: int = 0,
 ) -> dict[str, Any]:
     """Our sweep: all layers, or those named (as 0,5,11). Also with other numbers of heads, layers, tokens."""
-    prepare("cpu", threads)
+    prepare("cpu", 1)
     base = SHAPES[shape]
     config = GPTConfig(
         base.vocab_size,
@@ -120,6 +127,7 @@ def sweep_case(
         minimal_flops(config, range(layer, layer + 1), config.num_heads, tokens.numel(), length) for layer in chosen
     )
     return {
+        "product": product(DTYPES[dtype], CPU, packs(DTYPES[dtype], CPU, vendor())),
         "seconds": spent,
         "interventions": interventions,
         "tokens_per_second": interventions * tokens.numel() / spent,
@@ -129,22 +137,13 @@ def sweep_case(
     }
 
 
-def processor_seconds(function: Callable[[], Any]) -> float:
-    """Seconds of this process's threads: what other processes do on the machine hardly counts."""
-    start = time.process_time()
-    function()
-    return time.process_time() - start
-
-
-def gradients_case(
-    shape: str, threads: int, probes: int = 32, heads: int = 0, depth: int = 0, precisions: int = 4
-) -> dict[str, Any]:
+def gradients_case(shape: str, probes: int = 32, heads: int = 0, depth: int = 0, precisions: int = 4) -> dict[str, Any]:
     """All scores from gradients against the sweep of all parts and precisions, in one process, by its CPU time.
 
     Of the sweep the lowest and the highest layer are run: its cost falls evenly in between. Both are also told in
     forward passes of the model over the same blocks, which run before, between and after.
     """
-    place = prepare("cpu", threads)
+    place = prepare("cpu", 1)
     base = SHAPES[shape]
     heads, depth = heads or base.num_heads, depth or base.num_layers
     config = GPTConfig(base.vocab_size, base.context_len, base.head_dim * heads, depth, heads)
@@ -159,14 +158,14 @@ def gradients_case(
 
     window_projections(model, tokens[:1], wanted, 1, MEMORY)
     forward()
-    passes = [processor_seconds(forward) for _ in range(5)]
-    estimated = processor_seconds(lambda: window_projections(model, tokens, wanted, probes, MEMORY))
-    passes += [processor_seconds(forward) for _ in range(5)]
+    passes = [seconds(forward) for _ in range(5)]
+    estimated = seconds(lambda: window_projections(model, tokens, wanted, probes, MEMORY))
+    passes += [seconds(forward) for _ in range(5)]
     ends = [
-        processor_seconds(lambda layer=layer: sweep_layer(model, tokens, layer, tried, setting, MEMORY))
+        seconds(lambda layer=layer: sweep_layer(model, tokens, layer, tried, setting, MEMORY))
         for layer in (0, depth - 1)
     ]
-    passes += [processor_seconds(forward) for _ in range(5)]
+    passes += [seconds(forward) for _ in range(5)]
     measured, one = depth * sum(ends) / 2, statistics.median(passes)
     return {
         "forward_seconds": one,
@@ -179,13 +178,13 @@ def gradients_case(
     }
 
 
-def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
+def profile_case(dtype: str, layer: int) -> dict[str, Any]:
     """Where one layer's one-pass sweep at the full shape spends its time, as shares."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from kvstages.measure import sweep as module
 
-    prepare("cpu", threads)
+    prepare("cpu", 1)
     model, tokens = packed_model(FULL, dtype), random_tokens(FULL, 8, 64)
     setting = Setting("one-pass", dtype)
     measure = module.divergence
@@ -214,9 +213,9 @@ def profile_case(dtype: str, layer: int, threads: int = 1) -> dict[str, Any]:
     return {**shares, "rest": 1 - sum(shares.values())}
 
 
-def naive_case(shape: str, dtype: str, threads: int, blocks: int = 1) -> dict[str, Any]:
+def naive_case(shape: str, dtype: str, blocks: int = 1) -> dict[str, Any]:
     """The plain implementation: one INT4 intervention on some blocks, scaled to the 192 + 1 runs of a sweep."""
-    prepare("cpu", threads)
+    prepare("cpu", 1)
     config = SHAPES[shape]
     model, tokens = random_model(config, dtype), random_tokens(config, blocks, 64)
     dense = [["bf16"] * config.num_heads] * config.num_layers
@@ -233,9 +232,9 @@ def naive_case(shape: str, dtype: str, threads: int, blocks: int = 1) -> dict[st
     }
 
 
-def naive_adaptation_case(shape: str, dtype: str, threads: int, steps: int = 3) -> dict[str, Any]:
+def naive_adaptation_case(shape: str, dtype: str, steps: int = 3) -> dict[str, Any]:
     """Seconds a step of adaptation as published."""
-    prepare("cpu", threads)
+    prepare("cpu", 1)
     config = SHAPES[shape]
     model, frozen = (random_model(config, dtype) for _ in range(2))
     model.requires_grad_(True)
@@ -257,9 +256,9 @@ def mixed_policy(config: GPTConfig) -> PrecisionGrid:
     )
 
 
-def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str, Any]:
+def study_case(shape: str, dtype: str, execution: str) -> dict[str, Any]:
     """The published configuration: sweep, eight policies, 3 × 50 steps of adaptation and their six evaluations."""
-    prepare("cpu", threads)
+    prepare("cpu", 1)
     config = SHAPES[shape]
     model = packed_model(config, dtype)
     calibration, adaptation, validation = (random_tokens(config, blocks, 64) for blocks in (8, 56, 32))
@@ -292,10 +291,10 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
             ]
         )
     }
-    start = time.perf_counter()
+    start = time.process_time()
     reference = logits(validation)
     evaluations(model, policies, reference)
-    spent["evaluation"] = time.perf_counter() - start
+    spent["evaluation"] = time.process_time() - start
     spent["adaptation"] = spent["adapted"] = 0.0
     for seed in (1337, 2026, 9001):
         student = random_model(config, dtype)
@@ -308,13 +307,13 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     return {"seconds": sum(spent.values()), **{f"seconds_{part}": value for part, value in spent.items()}}
 
 
-def decode_case(dtype: str, context: int, batch: int, threads: int, steps: int = 16) -> dict[str, Any]:
+def decode_case(dtype: str, context: int, batch: int, steps: int = 16) -> dict[str, Any]:
     """Decoding at the full shape, the last ``steps`` positions before ``context``: BF16 heads and the mixed policy.
 
     All caches take each step in turn, in one process, and ratios are those of a step: a drift of the machine's speed
     meets all alike. The mixed policy runs with its working copy, and (up to 8 sequences) unpacking its past anew.
     """
-    device = prepare("cpu", threads)
+    device = prepare("cpu", 1)
     model, arithmetic = packed_model(FULL, dtype), DTYPES[dtype]
     tokens = random_tokens(FULL, batch, context)
 
@@ -374,6 +373,7 @@ def main(arguments: list[str]) -> None:
         key, value = pair.split("=", 1)
         options[key] = int(value) if value.lstrip("-").isdigit() and key != "layers" else value
     figures = CASES[name](**options)
+    figures["instructions"] = torch.backends.cpu.get_cpu_capability()
     figures["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(figures))
 

@@ -20,15 +20,10 @@ EVALUATED_TOKENS = (8 + 1 + 6) * 2048
 ADAPTATION_STEPS = 150
 
 
-def one_thread(spent: pd.Series) -> pd.Series:
-    """For each row of two threads the seconds of one, for the others nothing."""
-    return spent.groupby(["shape", "dtype"]).shift(1)
-
-
 def speed_ups(folder: Path) -> pd.DataFrame:
-    """One row for each shape, dtype and thread count: naive time over ours for both executions, and shares."""
+    """One row for each instruction set, shape and dtype: naive time over ours for both executions, and shares."""
     table = pd.read_csv(folder / "sweep.csv")
-    keys = ["shape", "dtype", "threads"]
+    keys = ["instructions", "shape", "dtype"]
     naive = table[table["case"] == "naive"].groupby(keys)["seconds"].median()
     rows = []
     for execution in ("one-pass", "token-by-token"):
@@ -37,15 +32,15 @@ def speed_ups(folder: Path) -> pd.DataFrame:
             pd.DataFrame(
                 {
                     "execution": execution,
+                    "product": ours["product"],
                     "speed-up": naive / ours["seconds"],
                     "tokens a second": ours["tokens_per_second"],
                     "share of matmul": ours["share_of_matmul"],
                     "peak memory MB": ours["peak_memory_mb"],
-                    "two threads over one": one_thread(ours["seconds"]) / ours["seconds"],
                 }
             ).reset_index()
         )
-    return pd.concat(rows, ignore_index=True).sort_values(["shape", "dtype", "execution", "threads"])
+    return pd.concat(rows, ignore_index=True).sort_values([*keys, "execution"])
 
 
 def study_ratios(folder: Path) -> pd.DataFrame:
@@ -57,7 +52,7 @@ def study_ratios(folder: Path) -> pd.DataFrame:
             (sweep["case"] == "naive")
             & (sweep["shape"] == "full")
             & (sweep["dtype"] == dtype)
-            & (sweep["threads"] == 1)
+            & (sweep["instructions"] == study["instructions"].iloc[0])
         ]
         chosen = study[study["dtype"] == dtype]
         step = chosen[chosen["case"] == "naive-adaptation"]["seconds_a_step"].item()
@@ -174,7 +169,7 @@ def panels(folder: Path, table: pd.DataFrame) -> Figure:
 
     figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    shown = table[(table["shape"] == "full") & (table["threads"] == 1)]
+    shown = table[(table["shape"] == "full") & (table["instructions"] == table["instructions"].iloc[-1])]
     labels = [f"{row['execution']}\n{row['dtype']}" for _, row in shown.iterrows()]
     bars = left.bar(labels, shown["speed-up"], color="0.6", edgecolor="black", width=0.6)
     left.bar_label(bars, fmt="%.0f×", padding=2)
