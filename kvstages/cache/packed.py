@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvstages.cache.attention import Alike
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
@@ -99,26 +100,32 @@ class LayerCache:
         """Append T positions [B, 2H, T, D]; return what their attention sees, [B, 2H, S, D]: the reconstructed past,
         then themselves."""
         start, stop = self.length, self.length + both.shape[2]
-        self._reserve(stop)
-        self.settle()
         new = self._turn(both) if self.turned else both
-        if self.working_copy:
-            past = self.store["past"]
-            past[:, :, start:stop] = new
-            self.unsettled = self._append(both, start, stop)
-            seen = past[:, :, :stop]
-        else:
-            # A slice at a time: what is freed between tensors that stay is of little use to anything larger.
-            for part in slices(stop - start, both[:, :, 0].numel()):
-                self._store_new(both[:, :, part], start + part.start, start + part.stop)
-            self._store_groups(both)
-            self.length = stop
+        if not self.working_copy:
+            self.append(both)
             seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
             if start:
                 self.reconstruct_into(seen)
             seen[:, :, start:] = new
+            return seen
+        self._reserve(stop)
+        self.settle()
+        past = self.store["past"]
+        past[:, :, start:stop] = new
+        self.unsettled = self._append(both, start, stop)
         self.length = stop
-        return seen
+        return past[:, :, :stop]
+
+    def append(self, both: Tensor) -> None:
+        """Store T positions [B, 2H, T, D] without a working copy, and reconstruct nothing."""
+        start, stop = self.length, self.length + both.shape[2]
+        self._reserve(stop)
+        self.settle()
+        # A slice at a time: what is freed between tensors that stay is of little use to anything larger.
+        for part in slices(stop - start, both[:, :, 0].numel()):
+            self._store_new(both[:, :, part], start + part.start, start + part.stop)
+        self._store_groups(both)
+        self.length = stop
 
     def settle(self) -> None:
         """Bring the past to what the next step finds: the last step's exact keys and values have been attended to,
@@ -254,6 +261,29 @@ class LayerCache:
             put(out, places, store.read())
 
     @property
+    def foldable(self) -> bool:
+        """Whether new tokens can attend to what is stored as it is (``attention``): to published codes, and BF16."""
+        published = self.read.quantized and not self.groups and not self.read.nulls
+        return bool(published) and not self.working_copy and self.head_dim % 2 == 0
+
+    def alike(self, side: int, tokens: int) -> list[Alike]:
+        """The keys (side 0) or values (1) of the first tokens as they are stored, by precision; where ``foldable``."""
+        found, first = [], 0
+        for name, places in (*((name, self.places[name]) for name in self.read.quantized), ("bf16", self.dense_places)):
+            here = [index for index, row in enumerate(places) if row // self.heads == side]
+            if here:
+                # Rows ascend: those of one side stand together.
+                of = slice(here[0], here[-1] + 1)
+                heads = [places[index] % self.heads for index in here]
+                scales = None
+                if name != "bf16":
+                    scales = self.store["scales"][:, first + of.start : first + of.stop, :tokens, 0]
+                stored = self.store["dense" if name == "bf16" else name][:, of, :tokens]
+                found.append(Alike(heads, name, stored, scales))
+            first += len(places)
+        return found
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of the stored codes and dense elements, of the positions seen so far."""
         payload = sum(self._stored(name).nbytes for name in (*self.read.quantized, "dense"))
@@ -282,6 +312,8 @@ class LayerCache:
 class UnevenLayerCache:
     """One layer's cache where keys and values differ in width: one for each. What goes in and comes out is of the
     larger width (see ``sides``); what is stored is not."""
+
+    foldable = False
 
     def __init__(self, keys: LayerCache, values: LayerCache):
         self.sides = keys, values

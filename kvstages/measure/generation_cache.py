@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.cache_utils import CacheLayerMixin
 
+from kvstages.cache.attention import attend
 from kvstages.cache.interventions import check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.packed import LayerCache, UnevenLayerCache
@@ -28,8 +30,9 @@ from kvstages.cache.schemes import SIDES, precision
 from kvstages.cache.sides import join, part
 from kvstages.files.read import read_json
 from kvstages.measure.calibration import read_contexts
+from kvstages.measure.stored_attention import LIBRARY, Trial, attending
 from kvstages.models.config import DecoderShape
-from kvstages.models.huggingface import Bridge, Noting, kv_shape
+from kvstages.models.huggingface import Bridge, kv_shape
 from kvstages.models.huggingface_files import WINDOWED, check_config, layer_types
 from kvstages.models.identity import ModelIdentity
 from kvstages.models.weights import model_digest
@@ -86,8 +89,29 @@ class MixedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         elif self.cache.padding_grew:
             self.store.extend_padding(self.cache.padding)
-        seen = self.store.update(storage_rounding(both, self.layer, self.store.length))
-        return part(seen, key_states, value_states)
+        both = storage_rounding(both, self.layer, self.store.length)
+        if not self.attends(both):
+            return part(self.store.update(both), key_states, value_states)
+        self.store.append(both)
+        own = part(both, key_states, value_states)
+        self.cache.hand(self, own)
+        return own
+
+    def attends(self, both: Tensor) -> bool:
+        """Whether new tokens attend to what is stored as it is: single ones, where nothing else is asked for."""
+        plain = both.shape[2] == 1 and both.device.type == "cpu" and both.dtype != torch.float64
+        return (
+            plain
+            and self.cache.running is not None
+            and self.store.foldable
+            and self.store.length > 0
+            and not torch.is_grad_enabled()
+        )
+
+    def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None) -> Tensor:
+        """Attention [B, G · H, 1, D] of a token whose ``own`` key and value came last (see ``cache.attention``)."""
+        keys, values = (self.store.alike(side, self.store.length - 1) for side in range(2))
+        return attend(queries, keys, values, own, scaling, mask)
 
     def get_seq_length(self) -> int:
         return 0 if self.store is None else self.store.length
@@ -163,7 +187,11 @@ class MixedPrecisionCache(transformers.Cache):
                 raise ValueError(f"{name} needs to know the model: give calibration=, a file of the stage calibrate")
         self.grid, self.prefill, self.contexts, self.working_copy = grid, prefill, contexts, working_copy
         self.shape, self.limit, self.decoder = decoder.shape, decoder.limit, weakref.ref(decoder.body)
+        self.fits = decoder.fits and not working_copy
         self.forward_passes = 0
+        # What ends the forward pass under way; the layer whose attention comes next, with the token's key and value.
+        self.running: ExitStack | None = None
+        self.handed: tuple[MixedLayer, tuple[Tensor, Tensor]] | None = None
         # Padding of the sequences [B]; whether more of it may follow, and whether more did in this forward pass.
         self.padding: Tensor | None = None
         self.padding_may_grow = self.padding_grew = False
@@ -199,6 +227,9 @@ class MixedPrecisionCache(transformers.Cache):
         if body is not self.decoder():
             raise ValueError("this cache was made for another model: make one for each")
         self.forward_passes += 1
+        if self.fits and not body.training and body.config._attn_implementation == LIBRARY:
+            self.handed, self.running = None, ExitStack()
+            self.running.enter_context(attending(body.config, self))
         seen = self.get_seq_length()
         self.padding_grew = bool(seen) and self.padding_may_grow
         if seen and not self.padding_grew:
@@ -210,6 +241,27 @@ class MixedPrecisionCache(transformers.Cache):
                 self.padding = padding
                 # A chunk of a prompt may end before a sequence begins.
                 self.padding_may_grow = bool((padding == mask.shape[1]).any())
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        if self.running is not None:
+            self.running.close()
+            self.running = None
+
+    def hand(self, layer: MixedLayer, own: tuple[Tensor, Tensor]) -> None:
+        """The attention that comes next is of this layer, to what it has stored and to a token's ``own``."""
+        if self.handed is not None:
+            raise RuntimeError(f"layer {self.handed[0].layer}: the model did not ask for the attention to its past")
+        self.handed = layer, own
+
+    def take(self, keys: Tensor, values: Tensor, named: dict[str, Any]) -> MixedLayer | None:
+        """The layer that attends for the model; None where it was given all that there is to attend to."""
+        if self.handed is None:
+            return None
+        (layer, own), self.handed = self.handed, None
+        if keys is not own[0] or values is not own[1]:
+            raise RuntimeError(f"layer {layer.layer}: the model attends to other keys and values than it was given")
+        return layer
 
     def check(self, keys: Tensor, values: Tensor, layer: MixedLayer) -> None:
         """ValueError unless keys and values are the next ones of the model and the batch that the cache is for."""
@@ -281,17 +333,20 @@ class OpenedModel:
         config = model.config.get_text_config(decoder=True)
         self.limit = min((window for kind, window in layer_types(config) if kind in WINDOWED), default=1 << 62)
         self._body = weakref.ref(model.get_decoder())
-        noting = Noting()
+        trial, by_registry = Trial(), self.body.config._attn_implementation == LIBRARY
         token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        with torch.no_grad():
-            logits = model(input_ids=token, cache=Bridge(noting), use_cache=True).logits
+        with torch.no_grad(), attending(self.body.config, trial) if by_registry else nullcontext():
+            logits = model(input_ids=token, cache=Bridge(trial), use_cache=True).logits
+        # Whether its attention can be to stored tokens (see ``stored_attention``).
+        self.fits = by_registry and trial.fits
         layers = config.num_hidden_layers
-        heads, key_width, value_width = kv_shape(noting.shapes, layers)
+        heads, key_width, value_width = kv_shape(trial.shapes, layers)
         query_heads = getattr(config, "num_attention_heads", heads)
         sizes = logits.shape[-1], self.limit, config.hidden_size, query_heads
         self.shape = DecoderShape(layers, heads, key_width, value_width, *sizes)
         self._digest: str | None = None
         self.body.register_forward_pre_hook(announce, with_kwargs=True)
+        self.body.register_forward_hook(dismiss, with_kwargs=True, always_call=True)
 
     @property
     def body(self) -> nn.Module:
@@ -316,9 +371,22 @@ def opened(model: transformers.PreTrainedModel) -> OpenedModel:
 
 def announce(body: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     """Tell a cache of ours that a forward pass of a decoder begins."""
-    cache = named.get("cache", named.get("past_key_values"))
-    if isinstance(cache, MixedPrecisionCache):
+    cache = cache_of(named)
+    if cache is not None:
         cache.begin(body, named.get("attention_mask"))
+
+
+def dismiss(body: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+    """Tell a cache of ours that it has ended."""
+    cache = cache_of(named)
+    if cache is not None:
+        cache.end()
+
+
+def cache_of(named: Mapping[str, Any]) -> MixedPrecisionCache | None:
+    """The cache of ours among the arguments of a forward pass, if there is one."""
+    cache = named.get("cache", named.get("past_key_values"))
+    return cache if isinstance(cache, MixedPrecisionCache) else None
 
 
 def tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
