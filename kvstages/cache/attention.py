@@ -2,11 +2,12 @@
 
 A stored key is its codes times one number, and so is a value. Scores are then the query's products with the codes,
 times those numbers; and what is added up over the values is their codes, each times its probability times that number.
-So of a value nothing is made but its code in FP32, a slice of the text at a time. Sums are FP32, and no value is
-rounded to BF16 in between, as reading it back would (``reading``).
+So of a value nothing is made but its code in FP32, a slice of the text at a time, for all heads at once. Sums are FP32,
+and no value is rounded to BF16 in between, as reading it back would do (``reading``).
 
-Two INT4 codes of a byte go to the two halves of a vector: q · k = Σ q' k' for any order of the channels that both have.
-Shifted to the top of a signed byte they need no sign extended, and are 16 times what they are; the number has the rest.
+Heads come in the order in which they are stored, and of the two INT4 codes of a byte the lower goes to the first half
+of a vector and the upper to the second: a product is the same for any order that both sides have. At the top of a
+signed byte the signs of codes need no care; they are 16 times what they are, which a factor makes good.
 
 Axes: B sequences, H KV heads, R of them of one precision, G queries a KV head, S tokens stored, T of a slice of them,
 D head width, W bytes of a vector.
@@ -14,6 +15,8 @@ D head width, W bytes of a vector.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -27,118 +30,126 @@ from kvstages.cache.reading import slices
 SLICE_CODES = 1 << 20
 
 
-class Alike(NamedTuple):
-    """Keys, or values, of one precision in a layer: their KV ``heads``, and what is ``stored`` of them [B, R, S, W],
-    with ``scales`` FP16 [B, R, S], or None where it is the values themselves."""
+class Stored(NamedTuple):
+    """Keys or values of one precision as they are stored: ``packed`` [B, R, S, W] with ``scales`` FP16 [B, R, S], or
+    the values themselves, without scales."""
 
-    heads: list[int]
     name: str
-    stored: Tensor
+    packed: Tensor
     scales: Tensor | None
 
-    @property
-    def halved(self) -> bool:
-        """Whether codes go to the halves of a vector by their place in a byte."""
-        return BITS[self.name] == 4
-
-    @property
-    def factors(self) -> Tensor | None:
-        """What codes as ``expand`` gives them are multiplied by, FP32 [B, R, S]."""
-        if self.scales is None:
-            return None
-        return self.scales.float() / (MAX_CODES[self.name] * (16 if self.halved else 1))
-
-    def order(self, x: Tensor) -> Tensor:
-        """Channels of x [..., D] in the order in which codes come."""
-        return torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) if self.halved else x
-
-    def order_back(self, x: Tensor) -> Tensor:
-        """The inverse of ``order``."""
-        return torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2) if self.halved else x
-
     def expand(self, out: Tensor, part: slice) -> None:
-        """Write the codes, or values, of a slice of the text to ``out`` FP32 [B, R, T, D]."""
-        packed = self.stored[:, :, part]
-        if self.halved:
+        """Write the codes, or values, of a slice of the text to ``out`` FP32 [B, R, T, D], in their order."""
+        packed = self.packed[:, :, part]
+        if halved(self.name):
             signed, half = packed.view(torch.int8), packed.shape[-1]
             torch.bitwise_left_shift(signed, 4, out=out[..., :half])
             torch.bitwise_and(signed, -16, out=out[..., half:])
-        elif self.scales is None:
-            out.copy_(packed)
         else:
-            out.copy_(unpack(packed, BITS[self.name], out.shape[-1]))
+            out.copy_(packed if self.scales is None else unpack(packed, BITS[self.name], out.shape[-1]))
+
+
+class Side(NamedTuple):
+    """What a layer has stored of its keys, or of its values, by precision; ``heads``: each KV head with its precision,
+    in the order in which they are stored."""
+
+    stored: Sequence[Stored]
+    heads: tuple[tuple[int, str], ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.stored[0].packed.shape[2]
+
+    def expanded(self, width: int) -> Iterator[tuple[slice, Tensor]]:
+        """A slice of the text, and codes of all heads FP32 [B · H, T, D]; one after the other in the same memory."""
+        batch, heads = len(self.stored[0].packed), len(self.heads)
+        cut = slices(self.tokens, batch * heads * width, SLICE_CODES)
+        room = torch.empty((batch, heads, cut[0].stop, width), device=self.stored[0].packed.device)
+        for part in cut:
+            codes = room[:, :, : part.stop - part.start]
+            first = 0
+            for stored in self.stored:
+                rows = stored.packed.shape[1]
+                stored.expand(codes[:, first : first + rows], part)
+                first += rows
+            yield part, codes.flatten(0, 1)
+
+    def scale(self, x: Tensor) -> None:
+        """Multiply x [B, H, G, S] by the scales of the tokens, where heads have some."""
+        first = 0
+        for stored in self.stored:
+            rows = stored.packed.shape[1]
+            if stored.scales is not None:
+                x[:, first : first + rows].mul_(stored.scales.unsqueeze(2))
+            first += rows
+
+
+class Order(NamedTuple):
+    """Where each element of vectors is that come as they are stored: ``there`` int32 [H · G · D] of a tensor of the
+    model's [H, G, D], ``back`` the inverse; and what codes times scales of each head are multiplied by, FP32 [H, 1, 1].
+    """
+
+    there: Tensor
+    back: Tensor
+    factors: Tensor
+
+
+def halved(name: str) -> bool:
+    """Whether codes go to the halves of a vector by their place in a byte."""
+    return BITS[name] == 4
+
+
+@cache
+def order_of(heads: tuple[tuple[int, str], ...], group: int, width: int, device: torch.device) -> Order:
+    """The order of ``group`` vectors a head."""
+    with torch.inference_mode(False):
+        own = torch.arange(width, device=device)
+        channels = {True: torch.cat((own[::2], own[1::2])), False: own}
+        rows = torch.arange(len(heads) * group * width, device=device).view(len(heads), group, width)
+        there = torch.stack([rows[head][:, channels[halved(name)]] for head, name in heads]).flatten()
+        factors = [1 / (MAX_CODES.get(name, 1) * (16 if halved(name) else 1)) for _, name in heads]
+        factors = torch.tensor(factors, device=device).view(-1, 1, 1)
+        return Order(there.int(), there.argsort().int(), factors)
+
+
+def ordered(x: Tensor, index: Tensor) -> Tensor:
+    """Elements of x [B, H, G, D] in the order of ``index``."""
+    return x.reshape(len(x), -1).index_select(1, index).view_as(x)
 
 
 def attend(
-    queries: Tensor,
-    keys: list[Alike],
-    values: list[Alike],
-    own: tuple[Tensor, Tensor],
-    scaling: float,
-    mask: Tensor | None = None,
+    queries: Tensor, keys: Side, values: Side, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None = None
 ) -> Tensor:
     """What the queries [B, G · H, 1, D] of one token take from the values, [B, G · H, 1, D] in their dtype.
 
-    ``keys``, ``values``: those stored, every head once in each; ``own``: the token's own key and value [B, H, 1, D], as
-    they are. ``mask`` [B or 1, 1, 1, S + 1]: which tokens it sees (bool), or what is added to scores; None: all.
+    ``keys``, ``values``: those stored, of one token at least; ``own``: the token's key and value [B, H, 1, D], as they
+    are. ``mask`` [B or 1, 1, 1, S + 1]: which tokens it sees (bool), or what is added to scores; None: all.
     """
     batch, count, _, width = queries.shape
-    heads, tokens = own[0].shape[1], keys[0].stored.shape[2]
-    q = (queries.float() * scaling).view(batch, heads, count // heads, width)
-    k, v = (each.float() for each in own)
-    scores = q.new_empty((batch, heads, q.shape[2], tokens + 1))
+    heads = len(keys.heads)
+    group, device = count // heads, queries.device
+    of_keys, of_values = (order_of(side.heads, group, width, device) for side in (keys, values))
+    q = ordered(queries.view(batch, heads, group, width), of_keys.there).float().mul_(scaling)
+    k = ordered(own[0], order_of(keys.heads, 1, width, device).there)
+    v = ordered(own[1], order_of(values.heads, 1, width, device).there)
+    scores = q.new_empty((batch, heads, group, keys.tokens + 1))
+    past = scores[..., :-1]
     torch.sum(q * k, dim=-1, out=scores[..., -1])
-    for alike in keys:
-        found = products(alike, alike.order(of_heads(q, alike.heads)))
-        if alike.heads == list(range(heads)):
-            scores[..., :-1] = found
-        else:
-            scores[:, alike.heads, :, :-1] = found
+    q.mul_(of_keys.factors)
+    for part, codes in keys.expanded(width):
+        torch.bmm(q.flatten(0, 1), codes.mT, out=past.flatten(0, 1)[:, :, part])
+    keys.scale(past)
     if mask is not None:
         scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(dim=-1)
+    if keys.heads != values.heads:
+        place = [head for head, _ in keys.heads].index
+        weights = weights[:, [place(head) for head, _ in values.heads]]
     out = weights[..., -1:] * v
-    for alike in values:
-        sums = alike.order_back(weighted(alike, of_heads(weights[..., :-1], alike.heads), width))
-        if alike.heads == list(range(heads)):
-            out += sums
-        else:
-            out[:, alike.heads] += sums
-    return out.view(batch, count, 1, width).to(queries.dtype)
-
-
-def of_heads(x: Tensor, heads: list[int]) -> Tensor:
-    """Some heads of x [B, H, ...]; x itself where it is all of them."""
-    return x if heads == list(range(x.shape[1])) else x[:, heads]
-
-
-def products(keys: Alike, queries: Tensor) -> Tensor:
-    """Products of queries [B, R, G, D] with stored keys, FP32 [B, R, G, S]."""
-    batch, rows, group, width = queries.shape
-    tokens = keys.stored.shape[2]
-    found = queries.new_empty((batch, rows, group, tokens))
-    for part, codes in expanded(keys, width):
-        torch.bmm(queries.flatten(0, 1), codes.mT, out=found.flatten(0, 1)[:, :, part])
-    factors = keys.factors
-    return found if factors is None else found.mul_(factors.unsqueeze(2))
-
-
-def weighted(values: Alike, weights: Tensor, width: int) -> Tensor:
-    """Sums of stored values, each times its weight of ``weights`` [B, R, G, S], FP32 [B, R, G, D]."""
-    factors = values.factors
-    weights = weights if factors is None else weights * factors.unsqueeze(2)
-    sums = weights.new_zeros((weights.shape[0] * weights.shape[1], weights.shape[2], width))
-    for part, codes in expanded(values, width):
-        sums.baddbmm_(weights.flatten(0, 1)[:, :, part], codes)
-    return sums.view(*weights.shape[:3], width)
-
-
-def expanded(alike: Alike, width: int):
-    """A slice of the text and its codes FP32 [B · R, T, D], one after the other in the same memory."""
-    batch, rows, tokens, _ = alike.stored.shape
-    parts = slices(tokens, batch * rows * width, SLICE_CODES)
-    room = torch.empty((batch, rows, parts[0].stop, width), device=alike.stored.device)
-    for part in parts:
-        codes = room[:, :, : part.stop - part.start]
-        alike.expand(codes, part)
-        yield part, codes.flatten(0, 1)
+    past = weights[..., :-1]
+    values.scale(past)
+    sums = torch.zeros_like(q).flatten(0, 1)
+    for part, codes in values.expanded(width):
+        sums.baddbmm_(past.flatten(0, 1)[:, :, part], codes)
+    out.addcmul_(sums.view_as(out), of_values.factors)
+    return ordered(out.to(queries.dtype), of_values.back).view(batch, count, 1, width)

@@ -11,12 +11,13 @@ Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys firs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvstages.cache.attention import Alike
+from kvstages.cache.attention import Side, Stored
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
@@ -93,8 +94,11 @@ class LayerCache:
         self.levels = MAX_CODES[self.read.quantized[0]] if alike else self.read.levels
         # Rows as numbers: a step that asks a GPU for them would wait for it.
         self.places = {name: rows.tolist() for name, rows in self.read.rows.items()}
-        self.dense_places = self.read.dense_rows.tolist()
+        self.dense_places, self.quantized_places = self.read.dense_rows.tolist(), self.read.quantized_rows.tolist()
         self.group_places = [group.rows.tolist() for group in self.read.groups]
+        self.foldable = self._foldable()
+        if self.foldable:
+            self._arrange()
 
     def update(self, both: Tensor) -> Tensor:
         """Append T positions [B, 2H, T, D]; return what their attention sees, [B, 2H, S, D]: the reconstructed past,
@@ -195,6 +199,29 @@ class LayerCache:
         }
         return Store(batch=batch, **options) if padding is None else PaddedStore(padding, **options)
 
+    def _foldable(self) -> bool:
+        """Whether new tokens can attend to what is stored as it is (``attention``): to published codes, and BF16."""
+        published = self.read.quantized and not self.groups and not self.read.nulls
+        return bool(published) and not self.working_copy and self.head_dim % 2 == 0
+
+    def _arrange(self) -> None:
+        """Note how keys (0) and values (1) are stored: each precision with its rows among those of its name and among
+        the scales, and the heads in their order (see ``attention.Side``)."""
+        self.parts: list[list[tuple[str, slice, slice | None]]] = [[], []]
+        self.arranged: list[tuple[tuple[int, str], ...]] = []
+        for side in range(2):
+            order, first = [], 0
+            for name, places in self.places.items():
+                here = [index for index, row in enumerate(places) if row // self.heads == side]
+                if here:
+                    # Rows ascend, so those of one side stand together.
+                    start, stop = here[0], here[-1] + 1
+                    scales = None if name == "bf16" else slice(first + start, first + stop)
+                    self.parts[side].append((name, slice(start, stop), scales))
+                    order += [(places[index] % self.heads, name) for index in here]
+                first += len(places)
+            self.arranged.append(tuple(order))
+
     def _turn(self, both: Tensor) -> Tensor:
         """Keys and values, with those rotated whose past is read back rotated."""
         for group, _, _ in self.turned:
@@ -260,28 +287,17 @@ class LayerCache:
         for places, (_, store) in zip(self.group_places, self.groups, strict=True):
             put(out, places, store.read())
 
-    @property
-    def foldable(self) -> bool:
-        """Whether new tokens can attend to what is stored as it is (``attention``): to published codes, and BF16."""
-        published = self.read.quantized and not self.groups and not self.read.nulls
-        return bool(published) and not self.working_copy and self.head_dim % 2 == 0
-
-    def alike(self, side: int, tokens: int) -> list[Alike]:
-        """The keys (side 0) or values (1) of the first tokens as they are stored, by precision; where ``foldable``."""
-        found, first = [], 0
-        for name, places in (*((name, self.places[name]) for name in self.read.quantized), ("bf16", self.dense_places)):
-            here = [index for index, row in enumerate(places) if row // self.heads == side]
-            if here:
-                # Rows ascend: those of one side stand together.
-                of = slice(here[0], here[-1] + 1)
-                heads = [places[index] % self.heads for index in here]
-                scales = None
-                if name != "bf16":
-                    scales = self.store["scales"][:, first + of.start : first + of.stop, :tokens, 0]
-                stored = self.store["dense" if name == "bf16" else name][:, of, :tokens]
-                found.append(Alike(heads, name, stored, scales))
-            first += len(places)
-        return found
+    def stored(self, side: int) -> Side:
+        """The keys (side 0) or values (1) as they are stored; where ``foldable``."""
+        found = [
+            Stored(
+                name,
+                self.store["dense" if scales is None else name][:, rows, : self.length],
+                None if scales is None else self.store["scales"][:, scales, : self.length, 0],
+            )
+            for name, rows, scales in self.parts[side]
+        ]
+        return Side(found, self.arranged[side])
 
     @property
     def payload_bytes(self) -> int:
@@ -307,6 +323,37 @@ class LayerCache:
 
     def _dense_in_past_bytes(self) -> int:
         return self._stored("past").index_select(1, self.read.dense_rows).nbytes
+
+
+def append_all(caches: Sequence[LayerCache], new: Sequence[Tensor]) -> None:
+    """Store positions of several layers, each [B, 2H, T, D] of one that is ``foldable``, as ``append`` of each would.
+
+    They are quantized in one go: a token of one layer is so little that its operations cost what their calls do.
+    """
+    both = torch.cat(list(new), dim=1)
+    firsts = list(accumulate((each.shape[1] for each in new), initial=0))
+    count, one = both.shape[2], caches[0].levels
+    alike = isinstance(one, int) and all(isinstance(cache.levels, int) and cache.levels == one for cache in caches)
+    scale = choose_scale(both)
+    codes = quantize(both, scale, one if alike else torch.cat([cache.read.levels for cache in caches]))
+    tensors = {name: (codes, [cache.places.get(name, []) for cache in caches]) for name in MAX_CODES}
+    tensors["scales"] = scale.unsqueeze(-1), [cache.quantized_places for cache in caches]
+    tensors["dense"] = both, [cache.dense_places for cache in caches]
+    for cache in caches:
+        cache._reserve(cache.length + count)
+    for name, (x, places) in tensors.items():
+        rows = [first + row for first, own in zip(firsts, places, strict=False) for row in own]
+        if not rows:
+            continue
+        if not alike:
+            x = x.index_select(1, torch.tensor(rows, device=x.device))
+        if name in MAX_CODES:
+            x = pack(x, BITS[name])
+        for cache, own in zip(caches, x.split([len(each) for each in places], dim=1), strict=True):
+            if own.shape[1]:
+                cache.store[name][:, :, cache.length : cache.length + count] = own
+    for cache in caches:
+        cache.length += count
 
 
 class UnevenLayerCache:

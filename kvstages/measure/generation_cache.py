@@ -23,7 +23,7 @@ from transformers.cache_utils import CacheLayerMixin
 from kvstages.cache.attention import attend
 from kvstages.cache.interventions import check_finite
 from kvstages.cache.offsets import Contexts
-from kvstages.cache.packed import LayerCache, UnevenLayerCache
+from kvstages.cache.packed import LayerCache, UnevenLayerCache, append_all
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import STORAGE, storage_rounding
 from kvstages.cache.schemes import SIDES, precision
@@ -84,33 +84,33 @@ class MixedLayer(CacheLayerMixin):
         self.cache.check(key_states, value_states, self)
         self.forward_passes = self.cache.forward_passes
         both = join(key_states, value_states)
-        check_finite(both, self.layer)
         if self.store is None:
+            check_finite(both, self.layer)
             self.lazy_initialization(key_states, value_states)
-        elif self.cache.padding_grew:
-            self.store.extend_padding(self.cache.padding)
-        both = storage_rounding(both, self.layer, self.store.length)
-        if not self.attends(both):
-            return part(self.store.update(both), key_states, value_states)
-        self.store.append(both)
-        own = part(both, key_states, value_states)
-        self.cache.hand(self, own)
-        return own
+        elif self.attends(both):
+            return self.cache.hand(self, storage_rounding(both, self.layer, self.store.length))
+        else:
+            check_finite(both, self.layer)
+            if self.cache.padding_grew:
+                self.store.extend_padding(self.cache.padding)
+        seen = self.store.update(storage_rounding(both, self.layer, self.store.length))
+        return part(seen, key_states, value_states)
 
     def attends(self, both: Tensor) -> bool:
         """Whether new tokens attend to what is stored as it is: single ones, where nothing else is asked for."""
-        plain = both.shape[2] == 1 and both.device.type == "cpu" and both.dtype != torch.float64
         return (
-            plain
-            and self.cache.running is not None
+            self.cache.running is not None
             and self.store.foldable
             and self.store.length > 0
+            and both.shape[2] == 1
+            and both.device.type == "cpu"
+            and both.dtype != torch.float64
             and not torch.is_grad_enabled()
         )
 
     def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None) -> Tensor:
-        """Attention [B, G · H, 1, D] of a token whose ``own`` key and value came last (see ``cache.attention``)."""
-        keys, values = (self.store.alike(side, self.store.length - 1) for side in range(2))
+        """Attention [B, G · H, 1, D] of a token with its ``own`` key and value (see ``cache.attention``)."""
+        keys, values = (self.store.stored(side) for side in range(2))
         return attend(queries, keys, values, own, scaling, mask)
 
     def get_seq_length(self) -> int:
@@ -189,9 +189,11 @@ class MixedPrecisionCache(transformers.Cache):
         self.shape, self.limit, self.decoder = decoder.shape, decoder.limit, weakref.ref(decoder.body)
         self.fits = decoder.fits and not working_copy
         self.forward_passes = 0
-        # What ends the forward pass under way; the layer whose attention comes next, with the token's key and value.
+        # What ends the forward pass under way; the layer whose attention comes next, with the token's key and value;
+        # and layers with such tokens, to be stored when it ends.
         self.running: ExitStack | None = None
         self.handed: tuple[MixedLayer, tuple[Tensor, Tensor]] | None = None
+        self.unstored: list[tuple[MixedLayer, Tensor]] = []
         # Padding of the sequences [B]; whether more of it may follow, and whether more did in this forward pass.
         self.padding: Tensor | None = None
         self.padding_may_grow = self.padding_grew = False
@@ -228,7 +230,7 @@ class MixedPrecisionCache(transformers.Cache):
             raise ValueError("this cache was made for another model: make one for each")
         self.forward_passes += 1
         if self.fits and not body.training and body.config._attn_implementation == LIBRARY:
-            self.handed, self.running = None, ExitStack()
+            self.handed, self.unstored, self.running = None, [], ExitStack()
             self.running.enter_context(attending(body.config, self))
         seen = self.get_seq_length()
         self.padding_grew = bool(seen) and self.padding_may_grow
@@ -243,16 +245,24 @@ class MixedPrecisionCache(transformers.Cache):
                 self.padding_may_grow = bool((padding == mask.shape[1]).any())
 
     def end(self) -> None:
-        """The forward pass is over."""
-        if self.running is not None:
-            self.running.close()
-            self.running = None
+        """The forward pass is over: store its tokens that are not yet."""
+        if self.running is None:
+            return
+        self.running.close()
+        unstored, self.unstored, self.running = self.unstored, [], None
+        for layer, both in unstored:
+            check_finite(both, layer.layer)
+        if unstored:
+            append_all([layer.store for layer, _ in unstored], [both for _, both in unstored])
 
-    def hand(self, layer: MixedLayer, own: tuple[Tensor, Tensor]) -> None:
-        """The attention that comes next is of this layer, to what it has stored and to a token's ``own``."""
+    def hand(self, layer: MixedLayer, both: Tensor) -> tuple[Tensor, Tensor]:
+        """A token's keys and values [B, 2H, 1, D] of a layer, one by one: the attention that comes next is its own."""
         if self.handed is not None:
             raise RuntimeError(f"layer {self.handed[0].layer}: the model did not ask for the attention to its past")
+        own = both.chunk(2, dim=1)
         self.handed = layer, own
+        self.unstored.append((layer, both))
+        return own
 
     def take(self, keys: Tensor, values: Tensor, named: dict[str, Any]) -> MixedLayer | None:
         """The layer that attends for the model; None where it was given all that there is to attend to."""
