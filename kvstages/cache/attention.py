@@ -5,7 +5,7 @@ times those numbers; and what is added up over the values is their codes, each t
 So of a value nothing is made but its code in FP32, a slice of the text at a time, for all heads at once. Sums are FP32,
 and no value is rounded to BF16 in between, as reading it back would do (``reading``).
 
-Heads come in the order in which they are stored, and of the two INT4 codes of a byte the lower goes to the first half
+Heads come in the order in which they are stored. Of the two INT4 codes of a byte the lower goes to the first half
 of a vector and the upper to the second: a product is the same for any order that both sides have. At the top of a
 signed byte the signs of codes need no care; they are 16 times what they are, which a factor makes good.
 
@@ -27,20 +27,25 @@ from kvstages.cache.quantizer import unpack
 from kvstages.cache.reading import slices
 
 # Codes that are in FP32 at once: a processor's cache has them still when they are multiplied.
-SLICE_CODES = 1 << 20
+SLICE_CODES = 1 << 19
 
 
 class Stored(NamedTuple):
     """Keys or values of one precision as they are stored: ``packed`` [B, R, S, W] with ``scales`` FP16 [B, R, S], or
-    the values themselves, without scales."""
+    the values themselves, without scales. ``heads``: where they are among those of their side; None: they are all."""
 
     name: str
+    heads: slice | None
     packed: Tensor
     scales: Tensor | None
 
-    def expand(self, out: Tensor, part: slice) -> None:
-        """Write the codes, or values, of a slice of the text to ``out`` FP32 [B, R, T, D], in their order."""
-        packed = self.packed[:, :, part]
+    def of(self, x: Tensor) -> Tensor:
+        """What belongs to these heads of x [B, H, ...]."""
+        return x if self.heads is None else x[:, self.heads]
+
+    def expand(self, out: Tensor, part: slice | None) -> None:
+        """Write codes, or values, of a slice of the text (None: of all) to ``out`` FP32 [B, R, T, D], in order."""
+        packed = self.packed if part is None else self.packed[:, :, part]
         if halved(self.name):
             signed, half = packed.view(torch.int8), packed.shape[-1]
             torch.bitwise_left_shift(signed, 4, out=out[..., :half])
@@ -48,40 +53,44 @@ class Stored(NamedTuple):
         else:
             out.copy_(packed if self.scales is None else unpack(packed, BITS[self.name], out.shape[-1]))
 
+    def scale(self, x: Tensor) -> None:
+        """Multiply what belongs to tokens, x [B, H, G, S], by their scales."""
+        if self.scales is not None:
+            self.of(x).mul_(self.scales.unsqueeze(2))
+
+
+class Arrangement:
+    """How the heads of one side come as they are stored: each KV head with its precision, in that order. There is one
+    object for each order, so that tables made for it are found fast, and are shared by all caches."""
+
+    def __init__(self, heads: tuple[tuple[int, str], ...]):
+        self.heads = heads
+
+
+arrangement = cache(Arrangement)
+
 
 class Side(NamedTuple):
-    """What a layer has stored of its keys, or of its values, by precision; ``heads``: each KV head with its precision,
-    in the order in which they are stored."""
+    """What a layer has stored of its keys, or of its values."""
 
     stored: Sequence[Stored]
-    heads: tuple[tuple[int, str], ...]
+    arrangement: Arrangement
 
     @property
     def tokens(self) -> int:
         return self.stored[0].packed.shape[2]
 
-    def expanded(self, width: int) -> Iterator[tuple[slice, Tensor]]:
-        """A slice of the text, and codes of all heads FP32 [B · H, T, D]; one after the other in the same memory."""
-        batch, heads = len(self.stored[0].packed), len(self.heads)
+    def expanded(self, width: int) -> Iterator[tuple[slice | None, Tensor]]:
+        """A slice of the text (None: all of it), and codes of all heads FP32 [B · H, T, D]; one slice after the other
+        in the same memory."""
+        batch, heads = len(self.stored[0].packed), len(self.arrangement.heads)
         cut = slices(self.tokens, batch * heads * width, SLICE_CODES)
-        room = torch.empty((batch, heads, cut[0].stop, width), device=self.stored[0].packed.device)
-        for part in cut:
-            codes = room[:, :, : part.stop - part.start]
-            first = 0
+        room = self.stored[0].packed.new_empty((batch, heads, cut[0].stop, width), dtype=torch.float32)
+        for part in cut if len(cut) > 1 else [None]:
+            codes = room if part is None else room[:, :, : part.stop - part.start]
             for stored in self.stored:
-                rows = stored.packed.shape[1]
-                stored.expand(codes[:, first : first + rows], part)
-                first += rows
+                stored.expand(stored.of(codes), part)
             yield part, codes.flatten(0, 1)
-
-    def scale(self, x: Tensor) -> None:
-        """Multiply x [B, H, G, S] by the scales of the tokens, where heads have some."""
-        first = 0
-        for stored in self.stored:
-            rows = stored.packed.shape[1]
-            if stored.scales is not None:
-                x[:, first : first + rows].mul_(stored.scales.unsqueeze(2))
-            first += rows
 
 
 class Order(NamedTuple):
@@ -100,21 +109,15 @@ def halved(name: str) -> bool:
 
 
 @cache
-def order_of(heads: tuple[tuple[int, str], ...], group: int, width: int, device: torch.device) -> Order:
+def order_of(side: Arrangement, group: int, width: int) -> Order:
     """The order of ``group`` vectors a head."""
     with torch.inference_mode(False):
-        own = torch.arange(width, device=device)
+        own = torch.arange(width)
         channels = {True: torch.cat((own[::2], own[1::2])), False: own}
-        rows = torch.arange(len(heads) * group * width, device=device).view(len(heads), group, width)
-        there = torch.stack([rows[head][:, channels[halved(name)]] for head, name in heads]).flatten()
-        factors = [1 / (MAX_CODES.get(name, 1) * (16 if halved(name) else 1)) for _, name in heads]
-        factors = torch.tensor(factors, device=device).view(-1, 1, 1)
-        return Order(there.int(), there.argsort().int(), factors)
-
-
-def ordered(x: Tensor, index: Tensor) -> Tensor:
-    """Elements of x [B, H, G, D] in the order of ``index``."""
-    return x.reshape(len(x), -1).index_select(1, index).view_as(x)
+        rows = torch.arange(len(side.heads) * group * width).view(len(side.heads), group, width)
+        there = torch.cat([rows[head][:, channels[halved(name)]] for head, name in side.heads]).flatten()
+        factors = [1 / (MAX_CODES.get(name, 1) * (16 if halved(name) else 1)) for _, name in side.heads]
+        return Order(there.int(), there.argsort().int(), torch.tensor(factors).view(-1, 1, 1))
 
 
 def attend(
@@ -122,34 +125,45 @@ def attend(
 ) -> Tensor:
     """What the queries [B, G · H, 1, D] of one token take from the values, [B, G · H, 1, D] in their dtype.
 
-    ``keys``, ``values``: those stored, of one token at least; ``own``: the token's key and value [B, H, 1, D], as they
-    are. ``mask`` [B or 1, 1, 1, S + 1]: which tokens it sees (bool), or what is added to scores; None: all.
+    ``keys``, ``values``: those stored, of one token at least, on a CPU; ``own``: the token's key and value
+    [B, H, 1, D], as they are. ``mask`` [B or 1, 1, 1, S + 1]: which tokens it sees (bool), or what is added to scores;
+    None: all.
     """
     batch, count, _, width = queries.shape
-    heads = len(keys.heads)
-    group, device = count // heads, queries.device
-    of_keys, of_values = (order_of(side.heads, group, width, device) for side in (keys, values))
-    q = ordered(queries.view(batch, heads, group, width), of_keys.there).float().mul_(scaling)
-    k = ordered(own[0], order_of(keys.heads, 1, width, device).there)
-    v = ordered(own[1], order_of(values.heads, 1, width, device).there)
+    heads = own[0].shape[1]
+    group = count // heads
+    of_keys, of_values = (order_of(side.arrangement, group, width) for side in (keys, values))
+    q = ordered(queries, of_keys.there).float().mul_(scaling).view(batch, heads, group, width)
+    k, v = (
+        ordered(each, order_of(side.arrangement, 1, width).there)
+        for each, side in zip(own, (keys, values), strict=True)
+    )
     scores = q.new_empty((batch, heads, group, keys.tokens + 1))
     past = scores[..., :-1]
     torch.sum(q * k, dim=-1, out=scores[..., -1])
-    q.mul_(of_keys.factors)
+    q = q.mul_(of_keys.factors).flatten(0, 1)
     for part, codes in keys.expanded(width):
-        torch.bmm(q.flatten(0, 1), codes.mT, out=past.flatten(0, 1)[:, :, part])
-    keys.scale(past)
+        found = past.flatten(0, 1)
+        torch.bmm(q, codes.mT, out=found if part is None else found[:, :, part])
+    for stored in keys.stored:
+        stored.scale(past)
     if mask is not None:
         scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(dim=-1)
-    if keys.heads != values.heads:
-        place = [head for head, _ in keys.heads].index
-        weights = weights[:, [place(head) for head, _ in values.heads]]
-    out = weights[..., -1:] * v
-    past = weights[..., :-1]
-    values.scale(past)
-    sums = torch.zeros_like(q).flatten(0, 1)
+    if keys.arrangement is not values.arrangement:
+        place = [head for head, _ in keys.arrangement.heads].index
+        weights = weights[:, [place(head) for head, _ in values.arrangement.heads]]
+    out, past = weights[..., -1:] * v, weights[..., :-1]
+    for stored in values.stored:
+        stored.scale(past)
+    sums = torch.zeros_like(q)
     for part, codes in values.expanded(width):
-        sums.baddbmm_(past.flatten(0, 1)[:, :, part], codes)
+        given = past.flatten(0, 1)
+        sums.baddbmm_(given if part is None else given[:, :, part], codes)
     out.addcmul_(sums.view_as(out), of_values.factors)
     return ordered(out.to(queries.dtype), of_values.back).view(batch, count, 1, width)
+
+
+def ordered(x: Tensor, index: Tensor) -> Tensor:
+    """Elements of x [B, H, G, D] in the order of ``index``, [B, H, G, D]."""
+    return x.flatten(1).index_select(1, index).view_as(x)

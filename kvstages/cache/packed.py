@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvstages.cache.attention import Side, Stored
+from kvstages.cache.attention import Arrangement, Side, Stored, arrangement
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
@@ -97,8 +97,7 @@ class LayerCache:
         self.dense_places, self.quantized_places = self.read.dense_rows.tolist(), self.read.quantized_rows.tolist()
         self.group_places = [group.rows.tolist() for group in self.read.groups]
         self.foldable = self._foldable()
-        if self.foldable:
-            self._arrange()
+        self.sides = [self._arranged(side) for side in range(2)] if self.foldable else []
 
     def update(self, both: Tensor) -> Tensor:
         """Append T positions [B, 2H, T, D]; return what their attention sees, [B, 2H, S, D]: the reconstructed past,
@@ -126,8 +125,8 @@ class LayerCache:
         self._reserve(stop)
         self.settle()
         # A slice at a time: what is freed between tensors that stay is of little use to anything larger.
-        for part in slices(stop - start, both[:, :, 0].numel()):
-            self._store_new(both[:, :, part], start + part.start, start + part.stop)
+        for piece in slices(stop - start, both[:, :, 0].numel()):
+            self._store_new(both[:, :, piece], start + piece.start, start + piece.stop)
         self._store_groups(both)
         self.length = stop
 
@@ -204,23 +203,21 @@ class LayerCache:
         published = self.read.quantized and not self.groups and not self.read.nulls
         return bool(published) and not self.working_copy and self.head_dim % 2 == 0
 
-    def _arrange(self) -> None:
-        """Note how keys (0) and values (1) are stored: each precision with its rows among those of its name and among
-        the scales, and the heads in their order (see ``attention.Side``)."""
-        self.parts: list[list[tuple[str, slice, slice | None]]] = [[], []]
-        self.arranged: list[tuple[tuple[int, str], ...]] = []
-        for side in range(2):
-            order, first = [], 0
-            for name, places in self.places.items():
-                here = [index for index, row in enumerate(places) if row // self.heads == side]
-                if here:
-                    # Rows ascend, so those of one side stand together.
-                    start, stop = here[0], here[-1] + 1
-                    scales = None if name == "bf16" else slice(first + start, first + stop)
-                    self.parts[side].append((name, slice(start, stop), scales))
-                    order += [(places[index] % self.heads, name) for index in here]
-                first += len(places)
-            self.arranged.append(tuple(order))
+    def _arranged(self, side: int) -> tuple[list[tuple[str, slice | None, slice, slice | None]], Arrangement]:
+        """How keys (side 0) or values (1) are stored: of each precision its heads (None: all), its rows among those of
+        its name, and those among the scales; and the order of the heads (see ``attention``)."""
+        parts, order, first = [], [], 0
+        for name, places in self.places.items():
+            here = [index for index, row in enumerate(places) if row // self.heads == side]
+            if here:
+                # Rows ascend, so those of one side stand together.
+                start, stop = here[0], here[-1] + 1
+                scales = None if name == "bf16" else slice(first + start, first + stop)
+                heads = None if len(here) == self.heads else slice(len(order), len(order) + len(here))
+                parts.append((name, heads, slice(start, stop), scales))
+                order += [(places[index] % self.heads, name) for index in here]
+            first += len(places)
+        return parts, arrangement(tuple(order))
 
     def _turn(self, both: Tensor) -> Tensor:
         """Keys and values, with those rotated whose past is read back rotated."""
@@ -289,15 +286,13 @@ class LayerCache:
 
     def stored(self, side: int) -> Side:
         """The keys (side 0) or values (1) as they are stored; where ``foldable``."""
-        found = [
-            Stored(
-                name,
-                self.store["dense" if scales is None else name][:, rows, : self.length],
-                None if scales is None else self.store["scales"][:, scales, : self.length, 0],
-            )
-            for name, rows, scales in self.parts[side]
-        ]
-        return Side(found, self.arranged[side])
+        parts, arranged = self.sides[side]
+        found = []
+        for name, heads, rows, scales in parts:
+            packed = self.store["dense" if scales is None else name][:, rows, : self.length]
+            steps = None if scales is None else self.store["scales"][:, scales, : self.length, 0]
+            found.append(Stored(name, heads, packed, steps))
+        return Side(found, arranged)
 
     @property
     def payload_bytes(self) -> int:

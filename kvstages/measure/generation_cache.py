@@ -83,28 +83,28 @@ class MixedLayer(CacheLayerMixin):
         """Store new keys and values [B, H, T, D]; return what they attend to, [B, H, S + T, D]."""
         self.cache.check(key_states, value_states, self)
         self.forward_passes = self.cache.forward_passes
+        if self.attends(key_states):
+            return self.cache.hand(
+                self, *(storage_rounding(each, self.layer, 0) for each in (key_states, value_states))
+            )
         both = join(key_states, value_states)
+        check_finite(both, self.layer)
         if self.store is None:
-            check_finite(both, self.layer)
             self.lazy_initialization(key_states, value_states)
-        elif self.attends(both):
-            return self.cache.hand(self, storage_rounding(both, self.layer, self.store.length))
-        else:
-            check_finite(both, self.layer)
-            if self.cache.padding_grew:
-                self.store.extend_padding(self.cache.padding)
+        elif self.cache.padding_grew:
+            self.store.extend_padding(self.cache.padding)
         seen = self.store.update(storage_rounding(both, self.layer, self.store.length))
         return part(seen, key_states, value_states)
 
-    def attends(self, both: Tensor) -> bool:
+    def attends(self, keys: Tensor) -> bool:
         """Whether new tokens attend to what is stored as it is: single ones, where nothing else is asked for."""
         return (
             self.cache.running is not None
+            and self.store is not None
             and self.store.foldable
-            and self.store.length > 0
-            and both.shape[2] == 1
-            and both.device.type == "cpu"
-            and both.dtype != torch.float64
+            and keys.shape[2] == 1
+            and keys.device.type == "cpu"
+            and keys.dtype != torch.float64
             and not torch.is_grad_enabled()
         )
 
@@ -244,25 +244,25 @@ class MixedPrecisionCache(transformers.Cache):
                 # A chunk of a prompt may end before a sequence begins.
                 self.padding_may_grow = bool((padding == mask.shape[1]).any())
 
-    def end(self) -> None:
-        """The forward pass is over: store its tokens that are not yet."""
+    def end(self, done: bool) -> None:
+        """The forward pass is over: store its tokens that are not yet; none of one that was broken off."""
         if self.running is None:
             return
         self.running.close()
         unstored, self.unstored, self.running = self.unstored, [], None
+        if not done or not unstored:
+            return
         for layer, both in unstored:
             check_finite(both, layer.layer)
-        if unstored:
-            append_all([layer.store for layer, _ in unstored], [both for _, both in unstored])
+        append_all([layer.store for layer, _ in unstored], [both for _, both in unstored])
 
-    def hand(self, layer: MixedLayer, both: Tensor) -> tuple[Tensor, Tensor]:
-        """A token's keys and values [B, 2H, 1, D] of a layer, one by one: the attention that comes next is its own."""
+    def hand(self, layer: MixedLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """A token's keys and values [B, H, 1, D] of a layer, as they are: the attention that comes next is theirs."""
         if self.handed is not None:
             raise RuntimeError(f"layer {self.handed[0].layer}: the model did not ask for the attention to its past")
-        own = both.chunk(2, dim=1)
-        self.handed = layer, own
-        self.unstored.append((layer, both))
-        return own
+        self.handed = layer, (keys, values)
+        self.unstored.append((layer, torch.cat((keys, values), dim=1)))
+        return keys, values
 
     def take(self, keys: Tensor, values: Tensor, named: dict[str, Any]) -> MixedLayer | None:
         """The layer that attends for the model; None where it was given all that there is to attend to."""
@@ -390,7 +390,7 @@ def dismiss(body: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], o
     """Tell a cache of ours that it has ended."""
     cache = cache_of(named)
     if cache is not None:
-        cache.end()
+        cache.end(output is not None)
 
 
 def cache_of(named: Mapping[str, Any]) -> MixedPrecisionCache | None:
