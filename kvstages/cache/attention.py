@@ -147,9 +147,7 @@ def attend(
         torch.bmm(q, codes.mT, out=found if part is None else found[:, :, part])
     for stored in keys.stored:
         stored.scale(past)
-    if mask is not None:
-        scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(dim=-1)
+    weights = softmax(scores, mask)
     if keys.arrangement is not values.arrangement:
         place = [head for head, _ in keys.arrangement.heads].index
         weights = weights[:, [place(head) for head, _ in values.arrangement.heads]]
@@ -162,6 +160,16 @@ def attend(
         sums.baddbmm_(given if part is None else given[:, :, part], codes)
     out.addcmul_(sums.view_as(out), of_values.factors)
     return ordered(out.to(queries.dtype), of_values.back).view(batch, count, 1, width)
+
+
+def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Probabilities of tokens by their scores [B, H, G, S]; all 0 of a query that sees none, which is padding's."""
+    if mask is None:
+        return scores.softmax(dim=-1)
+    if mask.dtype != torch.bool:
+        return (scores + mask).softmax(dim=-1)
+    weights = torch.where(mask, scores, -torch.inf).softmax(dim=-1)
+    return torch.where(mask.any(dim=-1, keepdim=True), weights, 0.0)
 
 
 def ordered(x: Tensor, index: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """A mixed-precision KV cache for ``generate()`` of Hugging Face's transformers: a policy in use.
 
 What is stored is what the workflow measures: codes packed to their bits with their scales, unquantized heads in BF16,
-and nothing quantized twice. At each step a layer's past is reconstructed, attended to and dropped again; no copy of it
-is kept unless asked for. A step's own keys and values are attended to as they are (docs/generation.md).
+and nothing quantized twice. A token attends to what is stored as it is where that can be (``cache.attention``);
+elsewhere a layer's past is reconstructed, attended to and dropped again. No copy of it is kept unless asked for. A
+step's own keys and values are attended to as they are (docs/generation.md).
 
 Axes: B sequences, H KV heads, T new tokens, S tokens seen, D head width; keys and values [B, H, T, D].
 """
@@ -167,7 +168,8 @@ class MixedPrecisionCache(transformers.Cache):
     ``prefill``, "exact": tokens that come together see each other exactly and are stored quantized, as engines do with
     a prompt; "stepwise": a token sees those before it as they are stored, as the workflow measures it. Tokens must then
     come one by one (``generate(..., prefill_chunk_size=1)``). ``contexts``: what schemes need to know of the model.
-    ``working_copy``: keep the reconstructed past beside what is stored: faster, for more memory than without a policy.
+    ``working_copy``: keep the reconstructed past beside what is stored, for more memory than without a policy: faster
+    where the past would be reconstructed at each step.
     """
 
     def __init__(
