@@ -76,7 +76,7 @@ def check_shared(config: Mapping[str, Any]) -> None:
                 "studies": studies,
                 "device": one_of(DEVICES),
                 "threads": whole(1, "a number of CPU threads", MOST_THREADS),
-                "runs_a_job": whole(1, "sweeps, adapted models, or sets of policies, of one job", MOST_RUNS),
+                "runs_a_job": whole(1, "sweeps, or adapted models, of one job", MOST_RUNS),
                 "memory_mb": whole(LEAST_MEMORY_MB, "megabytes"),
                 "container": image,
             },
