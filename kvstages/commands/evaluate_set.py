@@ -21,7 +21,9 @@ from kvstages.commands import options
     help="Set of policies, from the stages policy-set and refine. May be given more than once.",
 )
 @click.option(
-    "--reference", type=options.INPUT, required=True, help="Logits to compare with, from the stage reference."
+    "--reference",
+    type=options.INPUT,
+    help="Logits to compare with, from the stage reference; without it the same ones are computed here and not kept.",
 )
 @click.option(
     "--truth",
@@ -37,7 +39,7 @@ def command(
     windows: Path,
     window: str,
     policies: tuple[Path, ...],
-    reference: Path,
+    reference: Path | None,
     truth: Path | None,
     without: tuple[str, ...],
     calibration: Path | None,
@@ -48,11 +50,11 @@ def command(
     memory_mb: int,
     output: Path,
 ) -> None:
-    """Measure a set of policies jointly on a window, all against one reference.
+    """Measure a set of policies jointly on a window, all against the unquantized cache.
 
     Writes one row for each policy and block: mean KL(policy || reference) in nats, KL(policy || truth) where a truth is
     given, agreement of the argmaxes, cross entropy, the document of the block, and the recipe, bytes and proxy of the
-    policy. The reference must have been computed in the same way.
+    policy. A reference that is given must have been computed in the same way.
 
     Example: kvstages evaluate-set --model model.safetensors --windows windows.safetensors --window validation
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
@@ -61,7 +63,7 @@ def command(
     from kvstages.measure.calibration import calibrated
     from kvstages.measure.execution import check_memory, least_bytes, state_bytes
     from kvstages.measure.policy_set import measure
-    from kvstages.measure.reference import EXACT, read_reference
+    from kvstages.measure.reference import EXACT, ComputedLogits, read_reference
     from kvstages.measure.setting import Setting, prepare
     from kvstages.models.identity import read_identity
     from kvstages.models.load import open_decoder
@@ -71,7 +73,7 @@ def command(
     setting = Setting(execution, compute_dtype)
     place = prepare(device, threads)
     record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
-    logits = read_reference(reference, record)
+    stored = None if reference is None else read_reference(reference, record)
     exact = None if truth is None else read_reference(truth, EXACT | {"window": window})
     decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
     every = read_policies(policies, read_identity(model))
@@ -80,6 +82,7 @@ def command(
         raise ValueError(f"--without {unknown[0]}: no such recipe in {', '.join(map(str, policies))}")
     chosen = [policy for policy in every if policy["recipe"] not in without]
     tokens = load_window(windows, window, decoder.shape).to(place)
+    logits = ComputedLogits(decoder, tokens, setting) if stored is None else stored
     block = state_bytes(decoder, tokens.shape[1], execution)
     check_memory(least_bytes(decoder, block), memory_mb << 20)
     with options.progress("measure") as report:
