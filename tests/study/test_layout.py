@@ -317,7 +317,7 @@ def test_what_needs_every_score_or_an_adaptation_is_left_out_where_scores_come_f
     assert own.sweep_dtypes == own.adapted_models == own.adapted_policies == own.move_runs == own.prediction_files == []
     assert own.sources == ["gradients"] and own.score_files == ["results/small/scores/gradients.csv"]
     assert own.checked_score_files == own.sample_score_files == ["results/small/scores/sample.csv"]
-    optional = {"adaptation", "screening", "generation"}
+    optional = {"adaptation", "screening", "generation", "domains"}
     assert set(FIGURES) - set(own.figure_names) == optional | {"adaptation-curves", "floor"}
     left_out = optional | {"adaptation-settings", "prediction", "engines", "second-order"}
     assert set(TABLES) - set(own.table_names) == left_out
