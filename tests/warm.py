@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,15 @@ def become(asked: Mapping[str, Any]) -> None:
     os.environ.update(asked["environment"])
     first = [] if asked["safe"] else [asked["folder"]]
     sys.path[:0] = [*first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    for path in sys.path[: len(sys.path)]:
+    for path in sys.path:
         custom = Path(path, "sitecustomize.py")
         if custom.is_file():
             runpy.run_path(str(custom), run_name="sitecustomize")
             break
-    sys.argv = [asked["module"], *asked["words"]]
+    spec = find_spec(asked["module"])
+    if spec.submodule_search_locations is not None:
+        spec = find_spec(f"{asked['module']}.__main__")
+    sys.argv = [spec.origin, *asked["words"]]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
 
 
