@@ -16,6 +16,9 @@ from kvstages.commands.precision import Precision
 @options.windows
 @click.option("--window", default="calibration", show_default=True, help="Window that the scores are estimated on.")
 @click.option(
+    "--source", default="gradients", show_default=True, help="What the table calls its scores; recipes name them so."
+)
+@click.option(
     "--probes",
     type=click.IntRange(min=1),
     default=32,
@@ -47,6 +50,7 @@ def command(
     model: Path,
     windows: Path,
     window: str,
+    source: str,
     probes: int,
     precisions: tuple[str, ...],
     calibration: Path | None,
@@ -69,7 +73,7 @@ def command(
     from contextlib import nullcontext
 
     from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.execution import check_memory
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
     from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
@@ -83,10 +87,10 @@ def command(
     tokens = load_window(windows, window, decoder.shape).to(place)
     timings = timings_of(wanted)
     block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))
-    check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
+    check_memory(decoder, block, memory_mb << 20, copies=SCORE_COPIES)
     kept = nullcontext(lambda found: None)
     if keep is not None:
         kept = keeping(keep, decoder.shape, tokens, probes, timings, window)
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
-    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window)
+    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window, source)

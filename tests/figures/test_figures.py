@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from gappy import write_gappy
 from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
+from matplotlib.figure import Figure
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
 from kvstages.analysis.published import published_sensitivities, published_validation
@@ -21,6 +22,7 @@ from kvstages.figures import (
     adaptation,
     adaptation_curves,
     allocation,
+    domains,
     equal_bytes,
     floor,
     frontier,
@@ -36,7 +38,7 @@ from kvstages.figures import (
     storage_kl,
 )
 from kvstages.figures.policies import policies_label
-from kvstages.figures.style import style, write_figure
+from kvstages.figures.style import legend_below, style, write_figure
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 DRAW = {
@@ -55,6 +57,7 @@ DRAW = {
     "proxy-joint": proxy_joint.draw,
     "gradients": gradients.draw,
     "screening": screening.draw,
+    "domains": domains.draw,
 }
 
 
@@ -96,10 +99,26 @@ def test_no_date_and_no_version_inside(name, drawn):
     assert b"tIME" not in png
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("small"), layers=2, heads=2, budgets=("0.01",))
+
+
 @pytest.mark.parametrize("name", DRAW)
-def test_small_study_with_one_budget(name, tmp_path):
-    small = write_study(tmp_path / "small", layers=2, heads=2, budgets=("0.01",))
+def test_small_study_with_one_budget(name, small, tmp_path, monkeypatch):
+    """As a picture of one kind, with few resampled blocks."""
+    saved = []
+
+    def save(figure, file, **options):
+        saved.append(options["format"])
+        if options["format"] == "svg":
+            whole(figure, file, **options)
+
+    whole = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     draw(name, small, tmp_path / f"{name}.svg")
+    assert saved == ["png", "svg"]
     assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 
@@ -108,6 +127,21 @@ def test_sensitivity_numbers(drawn):
     for precision, grid in published_sensitivities(PUBLISHED).items():
         part = table[table["precision"] == precision].sort_values(["layer", "head"])
         assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
+
+
+def test_cells_of_domains_hold_ratio_interval_and_kl_and_darken_with_the_ratio(drawn):
+    _, table = drawn["domains"]
+    with style():
+        figure = domains.draw(table)
+    first = figure.axes[0]
+    assert first.get_title(loc="left") == "policies of 5bits" and len(table) == 32
+    said = [text.get_text() for text in first.texts]
+    assert said.count("1") == 4 and said.count("1.30") == said.count("1.10") == 4 and said.count("1.40") == 4
+    assert said.count("[1.30, 1.30]") == 4
+    assert [label.get_text() for label in first.get_xticklabels()][1] == "letters\nblocks of 256"
+    shades = [sum(cell.get_facecolor()[0][:3]) for cell in first.collections]
+    own = table[table["budget"] == "5bits"]["ratio"].to_numpy()
+    assert (np.diff(np.array(shades)[np.argsort(own, kind="stable")]) < 1e-9).all()
 
 
 def test_sensitivity_marks_scores_below_their_floor(drawn):
@@ -293,15 +327,33 @@ def test_equal_bytes_fills_the_marks_that_differ_from_the_published_recipe(tmp_p
     assert axes.get_title(loc="left") == "budget 0.5: 195 KiB, FP32"
 
 
-@pytest.mark.parametrize("name", ["equal-bytes", "proxy-joint", "floor"])
-def test_legend_of_a_single_panel_fits_the_figure(name, drawn):
+@pytest.mark.parametrize("name", DRAW)
+def test_legends_fit_the_figure(name, drawn):
     _, table = drawn[name]
-    column = {"equal-bytes": "budget", "proxy-joint": "sensitivity", "floor": "source"}[name]
+    column = {"equal-bytes": "budget", "proxy-joint": "sensitivity", "floor": "source"}.get(name)
+    # A single panel makes the narrowest figure that such a table has.
+    tables = [table] if column is None else [table, table[table[column] == table[column].iloc[0]]]
     with style():
-        figure = DRAW[name](table[table[column] == table[column].iloc[0]])
+        for each in tables:
+            figure = DRAW[name](each)
+            figure.savefig(io.BytesIO())
+            for legend in figure.legends:
+                box = legend.get_window_extent()
+                assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_a_legend_takes_as_many_columns_as_fit():
+    with style():
+        figure = Figure(figsize=(4.8, 2), layout="constrained")
+        axes = figure.subplots()
+        for index in range(6):
+            axes.plot([0, 1], [index, index], label=f"an arm with a long name {index}")
+        legend_below(figure, *axes.get_legend_handles_labels())
         figure.savefig(io.BytesIO())
-        box = figure.legends[0].get_window_extent()
-    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == [f"an arm with a long name {index}" for index in range(6)]
+    assert legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1
+    assert len({round(text.get_window_extent().x0) for text in legend.texts}) == 2  # columns
 
 
 def test_equal_bytes_draws_every_random_policy(drawn):
