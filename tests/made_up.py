@@ -198,7 +198,8 @@ def write_screening(folder: Path, blocks: int = 8, measured: Sequence[int] = (4,
     write_gappy(folder / "checks.csv", checks)
     write_gappy(folder / "scores.csv", found)
     record = screening_set(SCHEMES, BITS, measured, ["4.25bits", "3bits"], score_reader(folder / "scores.csv"))
-    write_json(folder / "policies.json", {**record, "tokens": 64, "execution": "one-pass", "compute_dtype": "float32"})
+    said = {"tokens": 64, "execution": "one-pass", "compute_dtype": "float32"}
+    write_json(folder / "policies.json", {**record, **said, "model": {"key_width": 64, "value_width": 64}})
     joint = [
         policy_rows(
             policy["policy"], 1.2 * policy["proxy"] * random.lognormal(0, 0.1, blocks), policy["recipe"],

@@ -33,6 +33,7 @@ WHAT = {
     "exact-split-low": "exact, keys and values apart, down to INT2",
     "exact-gradients": "exact on scores from gradients",
     "exact-gradients-split-low": "exact on gradients, keys and values apart, down to INT2",
+    "exact-layer": "exact, whole layers",
     "by-layer": "by layer (all heads of a layer alike)",
     "by-depth": "by depth (first layers higher)",
     "reconstruction": "by the error of keys and values",

@@ -79,7 +79,7 @@ def engine_set(
 def read_costs(path: Path, engine: Engine, cache: Cache, shape: DecoderShape) -> tuple[dict[str, np.ndarray], str]:
     """Scores of an engine's formats summed over the heads of each layer's keys and values (nats) [2L], BF16 with them;
     and where they come from."""
-    names = by_size(form.precision for form in engine.fitting(cache.width) if form.precision != "bf16")
+    names = by_size(form.precision for form in engine.fitting(cache.widths) if form.precision != "bf16")
     table = read_scores(path, shape, cache.tokens, "keys-values", names)
     # Units by layer, head and part, keys before values.
     scores = table.scores.reshape(-1, cache.layers, cache.heads, len(SIDES)).sum(axis=2)

@@ -41,7 +41,7 @@ def test_units_and_precisions_are_picked_from_the_table(tmp_path):
     table = read(tmp_path, rows(), "head", ["int8", "int3"])
     assert (table.layers, table.heads, table.unit, table.source) == (3, 2, "head", "s")
     assert (table.precisions, table.ladder) == (("int8", "int3"), ("bf16", "int8", "int3"))
-    assert (table.head_dim, table.tokens) == (8, 4)
+    assert (table.widths, table.tokens) == ((8, 8), 4)
     assert table.units[3] == Unit(1, 1, "kv")
     assert table.kl[:, 3] == pytest.approx([1.12, 1.122]) and table.error[:, 3].tolist() == [0.0, 2.0]
     assert table.costs[3] == pytest.approx([0, 1.12, 1.122]) and table.costs.shape == (6, 3)
