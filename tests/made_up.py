@@ -220,6 +220,7 @@ def write_export(folder: Path, blocks: int = 8, seed: int = 0) -> Path:
         "own": ("greedy", "head", "int8 int4", 200_000, 1.0),
         "vllm-projected": ("projected", "layer", "int8_per_token_head int4_per_token_head", 250_000, 0.5),
         "vllm-allocated": ("exact", "layer", "int8_per_token_head int4_per_token_head", 250_000, 0.4),
+        "vllm-layer": ("exact", "layer", "int8_per_token_head int4_per_token_head", 250_000, 0.35),
         "vllm-own": ("greedy", "head", "int8 int4", 250_000, 0.3),
         "modelopt-projected": ("projected", "layer", "fp8_e4m3 nvfp4", 230_000, 0.9),
         "modelopt-allocated": ("exact", "layer", "fp8_e4m3 nvfp4", 229_000, 0.8),

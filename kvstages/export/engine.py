@@ -15,7 +15,7 @@ import numpy as np
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import bits_of, stored_bytes
 from kvstages.cache.schemes import SIDES, check_width, precision
-from kvstages.export.choices import Alternative, allocate, project
+from kvstages.export.choices import Alternative, allocate, each_layer, project
 
 
 class Format(NamedTuple):
@@ -149,17 +149,22 @@ def projected(engine: Engine, grid: PrecisionGrid, cache: Cache) -> tuple[Layers
     return _layers(chosen, formats), {name: form.word for name, form in stands_for.items()}
 
 
-def allocated(engine: Engine, costs: Mapping[str, np.ndarray], cache: Cache, limit: int) -> Layers:
+def allocated(
+    engine: Engine, costs: Mapping[str, np.ndarray], cache: Cache, limit: int, every_layer: bool = False
+) -> Layers:
     """What an engine can express of least proxy, in so many of its own bytes or fewer.
 
     ``costs``: of each precision, the scores of the layers' keys and values summed over heads (nats) [2L]; formats
-    without scores are not used. BF16 costs nothing.
+    without scores are not used. BF16 costs nothing. ``every_layer``: instead of what the engine can express, any of its
+    formats for each layer, keys and values alike: a policy whose unit is the layer.
     """
     known = {"bf16": np.zeros(2 * cache.layers), **costs}
     formats = [form for form in engine.fitting(cache.widths) if form.precision in known]
     cost = np.stack([known[form.precision] for form in formats], axis=1)
+    same = [(index, index) for index in range(len(formats))]
+    own = [each_layer(cache.layers, same)] if every_layer else engine.alternatives(cache.layers, formats)
     try:
-        chosen = allocate(engine.alternatives(cache.layers, formats), cost, cache.sizes(formats), limit)
+        chosen = allocate(own, cost, cache.sizes(formats), limit)
     except ValueError as error:
         raise ValueError(f"{engine.name}: {error}") from None
     return _layers(chosen, formats)

@@ -17,13 +17,15 @@ def test_each_is_compared_with_the_policy_of_its_bytes(tmp_path):
     means = pd.read_csv(path).groupby("policy")["mean_kl"].mean()
     for policy, base in {
         "vllm-allocated": "vllm-projected",
+        "vllm-layer": "vllm-projected",
         "vllm-own": "vllm-projected",
         "modelopt-allocated": "modelopt-projected",
         "modelopt-allocated-own": "own",
     }.items():
-        assert table["kl_reduction"][policy] == pytest.approx(1 - means[policy] / means[base])
-    assert table["kl_reduction"][["own", "vllm-projected", "modelopt-projected"]].isna().all()
-    assert table["engine"].fillna("").tolist() == ["", *["vllm"] * 3, *["modelopt"] * 4]
+        assert table["times_less"][policy] == pytest.approx(means[base] / means[policy])
+        assert table["times_less_low"][policy] < table["times_less"][policy] < table["times_less_high"][policy]
+    assert table["times_less"][["own", "vllm-projected", "modelopt-projected"]].isna().all()
+    assert table["engine"].fillna("").tolist() == ["", *["vllm"] * 4, *["modelopt"] * 4]
     assert table["kind"].tolist()[-1] == "allocated-own" and table["mean_kl"]["own"] == pytest.approx(means["own"])
 
 

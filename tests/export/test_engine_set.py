@@ -16,6 +16,7 @@ from kvstages.export.engine import Cache
 from kvstages.export.engines import ENGINES
 from kvstages.models.config import DecoderShape
 from kvstages.models.identity import ModelIdentity
+from kvstages.policies.allocators import exact
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import allocated_policy, uniform_policy
 from kvstages.scores.table import read_scores
@@ -54,7 +55,7 @@ def test_every_engine_has_its_policies_and_the_own_one_comes_first(made):
     assert recipes[0] == "own" and found["policies"][0]["precisions"] == policy["precisions"]
     expected = ["own"]
     for name in NAMED:
-        every = [f"{name}-{kind}" for kind in ("projected", "allocated", "own", "allocated-own")]
+        every = [f"{name}-{kind}" for kind in ("projected", "allocated", "layer", "own", "allocated-own")]
         expected += [recipe for recipe in every if recipe not in found["left_out"]]
     assert recipes == expected and {each["policy"] for each in found["policies"][1:]} == set(expected[1:])
     # Whole-model formats cannot take so few bytes as the policy takes only where the smallest is larger.
@@ -65,14 +66,31 @@ def test_allocated_ones_cost_less_and_take_no_more(made):
     _, _, found = made
     by_name = {each["recipe"]: each for each in found["policies"]}
     for name in NAMED:
-        projected, allocated, own = (by_name[f"{name}-{kind}"] for kind in ("projected", "allocated", "own"))
-        assert projected["limit"] == allocated["limit"] == own["limit"]
+        projected, allocated, layer, own = (
+            by_name[f"{name}-{kind}"] for kind in ("projected", "allocated", "layer", "own")
+        )
+        assert projected["limit"] == allocated["limit"] == layer["limit"] == own["limit"]
         # What is projected is expressible, so the best of these bytes has no larger proxy.
         assert allocated["proxy"] <= projected["proxy"]
         assert own["bytes"]["total"] <= own["limit"]
-        for each in (projected, allocated):
+        for each in (projected, allocated, layer):
             size = policy_bytes(PrecisionGrid.of_record(each["precisions"]), (64, 64), 10)
             assert size.payload + size.scales <= each["limit"] and each["bytes"]["total"] == sum(size)
+
+
+def test_a_free_choice_for_each_layer_is_the_exact_allocation_of_layers(made):
+    """What ``allocate --unit layer`` gives on the engine's formats, where these have no static scales of their own."""
+    _, scores, found = made
+    by_name = {each["recipe"]: each for each in found["policies"]}
+    for name in ("vllm", "llama-cpp", "ik-llama-cpp"):
+        layer = by_name[f"{name}-layer"]
+        ladder = [each for each in layer["ladder"] if each not in ("bf16", "fp8_e4m3", "nvfp4")]
+        free = read_scores(scores, SHAPE, 10, "keys-values", ladder).by_layer()
+        choice = exact(free, Budget(layer["limit"], "bytes")).choice
+        assert layer["proxy"] == pytest.approx(free.proxy(choice), rel=1e-12)
+        assert layer["precisions"]["keys"] == layer["precisions"]["values"]
+        # Two tiers, whole-model types, or ends: what the engine asks beyond that costs.
+        assert name != "vllm" or layer["proxy"] <= by_name[f"{name}-allocated"]["proxy"]
 
 
 def test_a_proxy_is_the_sum_of_the_layers_scores(made):

@@ -53,6 +53,26 @@ def test_units_and_precisions_are_picked_from_the_table(tmp_path):
     assert tensors.sizes[5].tolist() == [64, 40, 24, 20]
 
 
+def test_a_layers_score_is_the_sum_over_its_heads_unless_it_was_measured(tmp_path):
+    summed = read(tmp_path, rows(), "layer")
+    assert summed.units == [Unit(layer, 0, "layer") for layer in range(3)]
+    assert summed.kl[1] == pytest.approx([2 * layer + 0.1 + 2 * 0.021 for layer in range(3)])
+    assert summed.error[2].tolist() == [4.0, 4.0, 4.0]
+    # Two heads, keys and values of 4 tokens.
+    assert summed.sizes[1].tolist() == [256, 160, 96, 80]
+    assert summed.dense_bytes == read(tmp_path, rows(), "head").dense_bytes
+    whole = rows(parts=("layer",)).query("head == 0").assign(mean_kl=lambda t: 7.0 + t["layer"])
+    measured = read(tmp_path, pd.concat([rows(), whole]), "layer", ["int8"])
+    assert measured.kl.tolist() == [[7.0, 8.0, 9.0]]
+    assert read(tmp_path, pd.concat([rows(), whole]), "head").kl.shape == (3, 6)
+    with pytest.raises(ValueError, match=r"sensitivity of layer 1, int8: -1\.0; expected a finite KL"):
+        read(tmp_path, whole.assign(mean_kl=-1.0 * whole["layer"]), "layer")
+    grid = measured.grid(["int8", "bf16", "int8"])
+    assert grid == PrecisionGrid.of_heads([["int8"] * 2, ["bf16"] * 2, ["int8"] * 2])
+    assert measured.choice(grid) == ["int8", "bf16", "int8"]
+    assert measured.choice(PrecisionGrid.of_heads([["int8", "bf16"]] * 3)) is None
+
+
 def test_choices_as_a_grid_and_their_proxy():
     table = head_table({"int8": [[0.25, 0.5]], "int4": [[1.0, 2.0]]}, unit="keys-values")
     assert table.grid(["int4", "bf16"]) == PrecisionGrid((("int4",),), (("bf16",),))
