@@ -12,7 +12,7 @@ from kvstages.stats.bootstrap import ratio_of_means
 if TYPE_CHECKING:
     import pandas as pd
 
-OWN, PROJECTED, AT_OWN_BYTES = "own", "projected", "allocated-own"
+OWN, PROJECTED, ALLOCATED, AT_OWN_BYTES = "own", "projected", "allocated", "allocated-own"
 
 
 def engines(path: Path) -> pd.DataFrame:

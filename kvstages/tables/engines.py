@@ -38,10 +38,10 @@ NOTES = [
     "Projected: the setting of the engine that is nearest to the policy and gives no unit fewer bits, with the "
     "engine's own quantizer. At the bytes of that: allocated, the setting of the engine of least proxy; layer, the "
     "least proxy where each layer takes any format of the engine, keys and values alike, whether or not the engine can "
-    "express that; own, the policy's allocator on its own scores and ladder, which it cannot. Allocated-own: the setting "
-    "of the engine of least proxy at the bytes of the policy itself. Times less KL: joint KL of the policy of the same "
-    "bytes (the projected one of the same engine, for allocated-own the policy itself) over that of the row, paired over "
-    "the same blocks; below 1 the row has more.",
+    "express that; own, the policy's allocator on its own scores and ladder, which it cannot. Allocated-own: the "
+    "setting of least proxy at the bytes of the policy itself. Times less KL: joint KL of the policy of the same "
+    "bytes (the projected one of the same engine, for allocated-own the policy itself) over that of the row, paired "
+    "over the same blocks; below 1 the row has more.",
     "The limit is in the engine's own layout; bytes count static scales too, which engines keep with the weights. The "
     "proxies of an engine's formats are from gradients. What engines do otherwise than here is in docs/engines.md.",
 ]
