@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.labels import PART_SUFFIXES
 from kvstages.cache.precisions import by_size
-from kvstages.figures.style import line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
 from kvstages.scores.columns import BF16_STEP, SCORED
@@ -105,7 +105,7 @@ def draw(table: pd.DataFrame) -> Figure:
     handles = {}
     for axes in panels.flat:
         handles.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, handlelength=3.5)
+    legend_below(figure, handles.values(), handles, handlelength=3.5)
     return figure
 
 
