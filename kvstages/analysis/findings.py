@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvstages.analysis.engines_page import read_engines
 from kvstages.analysis.joint_table import ENDS, PUBLISHED, RANDOM, UNIFORM
 from kvstages.analysis.number_text import rounded
 from kvstages.cache.precision_grid import PrecisionGrid, Unit
 from kvstages.files.read import read_columns, read_record
-
-if TYPE_CHECKING:
-    pass
 
 # Measure to the column of its reduction against the published recipe.
 MEASURES = {"mean_kl": "kl_reduction", "excess_kl": "excess_reduction"}
