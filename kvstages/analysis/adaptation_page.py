@@ -20,7 +20,7 @@ NUMBERS = [
     *("steps", "learning_rate", "beta", "tokens_seen", "changed_share", "relative_change"),
 ]
 GAPS = ["removed", "own_removed"]
-TEXTS = ["arm", "against", "policy", "finding", "weights_dtype", "cache", "trained_policy"]
+TEXTS = ["arm", "against", "policy", "finding", "weights_dtype", "order", "cache", "trained_policy"]
 DIGITS = 6
 COMMAND = "kvstages findings --adaptation results/adaptation"
 SAID = {LESS: "less", MORE: "**more**", UNKNOWN: "not established"}
@@ -142,11 +142,16 @@ def page(found: Mapping[str, Any]) -> str:
         _few_bits(straight),
         "## How they were trained",
         _table(
-            ["arm", "weights", "cache", "steps", "learning rate", "β", "tokens seen", "weights changed", "change"],
+            [
+                *("arm", "weights", "order", "seeds", "cache", "steps", "learning rate", "β", "tokens seen"),
+                *("changed", "change"),
+            ],
             [
                 [
                     row["arm"],
                     row["weights_dtype"],
+                    row["order"],
+                    f"{row['seeds']}",
                     " ".join(filter(None, [row["cache"], row["trained_policy"]])),
                     f"{row['steps']}",
                     f"{row['learning_rate']:g}",
@@ -158,8 +163,8 @@ def page(found: Mapping[str, Any]) -> str:
                 for row in once
             ],
         ),
-        "*Change*: norm of the change over the norm of the weights. One model, one training text, one kind of text: "
-        "none of this covers others.",
+        "*Changed*: share of the weights that are another number than before. *Change*: norm of the change over the "
+        "norm of the weights. One model, one training text, one kind of text: none of this covers others.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -24,9 +24,9 @@ from kvstages.analysis.adaptation_effect import (
 from kvstages.files.atomic import write_json
 
 RECORD = {
-    "arm": "a", "control": "c", "weights_dtype": "float32", "cache": "straight-through", "policy": "int3", "steps": 5,
-    "learning_rate": 1e-4, "beta": 1.0, "tokens_seen": 100, "changed_share": 0.5, "relative_change": 0.1,
-    "mean_change": 0.1, "largest_change": 1.0,
+    "arm": "a", "control": "c", "weights_dtype": "float32", "order": "shuffled", "cache": "straight-through",
+    "policy": "int3", "steps": 5, "learning_rate": 1e-4, "beta": 1.0, "tokens_seen": 100, "changed_share": 0.5,
+    "relative_change": 0.1, "mean_change": 0.1, "largest_change": 1.0,
 }  # fmt: skip
 LABELS = [f"text-{block // 2}" for block in range(32)]
 

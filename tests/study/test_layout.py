@@ -157,7 +157,9 @@ def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_ta
 
 
 def test_an_arm_without_noise_trains_without() -> None:
-    assert study().training_arguments("control", "1337")[:4] == ["--arm", "control", "--seed", "1337"]
+    assert study().training_arguments("control", "1337")[:6] == [
+        *("--arm", "control", "--order", "sequential", "--seed", "1337"),
+    ]
     assert study().training_arguments("noise", "1337")[2:6] == ["--control", "control", "--noise", "int4"]
 
 
