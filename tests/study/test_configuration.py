@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import REPOSITORY
+from published import PUBLISHED
 
+from kvstages.files.read import read_json
 from kvstages.study.configuration import check_shared, check_study, load_studies, load_study, shown
 
 DRAWN = {"documents": 4, "blocks": 8, "seed": 0}
@@ -86,6 +89,20 @@ def test_a_right_study(study):
     check_study("demo", changed(study, "published", "gpt2-nano"))
     assert study["adaptation"]["arms"]["noise"]["learning_rate"] == 1e-6
     check_study("demo", changed(study, "adaptation.arms.noise.control", GONE))
+
+
+@pytest.mark.parametrize("name", ["gpt2-nano", "adaptation", "demo"])
+def test_the_published_arm_of_a_shipped_study_is_the_published_recipe(name):
+    adaptation = load_study(REPOSITORY / "config" / "studies" / f"{name}.yaml")["adaptation"]
+    recipe = read_json(PUBLISHED / "config.json")["experiment_config"]["noise_finetune"]
+    arm = adaptation["arms"]["published"]
+    assert (arm["weights"], arm["order"], arm["noise"]) == ("bfloat16", "sequential", f"int{recipe['noise_bits']}")
+    assert (arm["steps"], arm["learning_rate"], arm["beta"]) == (recipe["num_steps"], recipe["lr"], recipe["kl_beta"])
+    assert adaptation["batch"] == recipe["batch_size"]
+    if name == "demo":
+        assert set(arm["seeds"]) < set(recipe["seeds"])
+    else:
+        assert arm["seeds"][: len(recipe["seeds"])] == recipe["seeds"]
 
 
 @pytest.mark.parametrize("source", ["local", "bundled"])
