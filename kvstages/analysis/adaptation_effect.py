@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvstages.analysis.arms import arm_and_seed
+from kvstages.analysis.entries import Input
 from kvstages.files.read import read_columns, read_record
 from kvstages.stats.crossed import crossed_mean
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
     from kvstages.stats.bootstrap import Estimate
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {
+    "evaluations": Input("adapted_evaluation_files", "ARM/seed-SEED/evaluation.csv", several=True),
+    "records": Input("training_record_files", "FILE", "training.json of an adapted model.", several=True),
+}
 ORIGINAL, DENSE = "original", "bf16"
 METRICS = ["mean_kl", "agreement", "own_kl", "own_agreement", "cross_entropy"]
 NAMES = ["weights_dtype", "order", "cache", "policy"]

@@ -106,8 +106,8 @@ def page(found: Mapping[str, Any]) -> str:
         f"{found['torch']}; {found['documents']} held-out texts, up to {found['seeds']} seeds. Definitions: "
         "[method](method.md#adaptation). Brackets hold 95 % intervals over seeds and texts. Training sees one text; "
         f"{found['settings']} settings were tried on the reserved text, and the validation texts were measured with "
-        "the chosen ones alone. A seed draws the noise and, in shuffled arms, the order of the batches. Intervals are "
-        "not corrected for their number.",
+        "the chosen ones alone. The grids are small; better settings may lie outside. A seed draws the noise and, in "
+        "shuffled arms, the order of the batches. Intervals are not corrected for their number.",
         f"**{finding(found)}**",
         "## Against a control of the same steps",
         "Effect: what quantization adds to the KL under the arm, less what it adds under the control; below 0 the "

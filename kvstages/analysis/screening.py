@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages.analysis.entries import Input
 from kvstages.analysis.joint_table import ENDS, Joint, compared, read_joint, with_figures
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bits
 from kvstages.cache.precisions import bits_of
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {
+    "joint": Input("screening_joint_files", "joint.csv"),
+    "policies": Input("screening_policy_files", "policies.json", "What was to be measured."),
+    "scores": Input("screening_score_files", "scores.csv", "The scores that the policies are of."),
+}
 PARTS = {BOTH: "kv", KEYS: "k", VALUES: "v"}
 COLUMNS = [
     "recipe", "policy", "budget", "scheme", "part", "payload_bits", "bits", "bits_at_end", "bytes", "proxy",

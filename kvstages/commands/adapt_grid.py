@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options, training_options
+from kvstages.commands.measuring import Measuring, measuring
 
 
 @click.command("adapt-grid")
@@ -19,7 +20,7 @@ from kvstages.commands import options, training_options
 @click.option("--weights", type=click.Choice(["float32", "bfloat16", "float64"]), required=True, help="Of training.")
 @click.option("--measured-on", default="reserved", show_default=True, help="Window that settings are chosen on.")
 @options.calibration
-@options.measuring
+@measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write the grid to.")
 def command(
     model: Path,
@@ -38,11 +39,7 @@ def command(
     weights: str,
     measured_on: str,
     calibration: Path | None,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     output: Path,
 ) -> None:
     """Train with every combination of settings, and measure each on the reserved window.
@@ -57,7 +54,7 @@ def command(
     from kvstages.analysis.settings_grid import choose
     from kvstages.files.atomic import write_table
     from kvstages.measure.adaptation import NOISE, STRAIGHT_THROUGH
-    from kvstages.measure.setting import DTYPES, Setting, prepare
+    from kvstages.measure.setting import DTYPES
     from kvstages.measure.settings_grid import Grid, run_grid
     from kvstages.measure.training_jobs import Training
     from kvstages.models.identity import read_identity
@@ -67,15 +64,13 @@ def command(
     if (noise is None) == (straight_through is None):
         raise click.UsageError("give either --noise or --straight-through: settings are chosen under its policy")
     cache, policy = (NOISE, noise) if noise is not None else (STRAIGHT_THROUGH, straight_through)
-    setting = Setting(execution, compute_dtype)
-    place = prepare(device, threads)
     identity = read_identity(model)
-    tokens, reserved = (load_window(windows, name, identity.shape).to(place) for name in (window, measured_on))
+    tokens, reserved = (load_window(windows, name, identity.shape).to(how.place) for name in (window, measured_on))
     called, precisions = training_options.named_grid(policy, identity)
-    training = Training(model, DTYPES[weights], place, tokens, memory_mb << 20, calibration)
+    training = Training(model, DTYPES[weights], how.place, tokens, how.memory, calibration)
     tried = tuple(steps), tuple(learning_rate), tuple(beta)
     grid = Grid(cache, precisions, *tried, batch, weight_decay, clip, order == SHUFFLED, seed)
     with options.progress("adapt-grid") as report:
-        rows = run_grid(training, grid, reserved, setting, report)
+        rows = run_grid(training, grid, reserved, how.setting, report)
     known = {"policy": called, "window": measured_on, "seed": seed}
     write_table(output, choose([{**row, **known} for row in rows]))

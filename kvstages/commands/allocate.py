@@ -41,13 +41,7 @@ from kvstages.policies.names import ALLOCATORS
 )
 @click.option("--sensitivity", type=options.INPUT, required=True, help="Sensitivity table, from the stage gather.")
 @options.model
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Positions of the cache counted in bytes.",
-)
+@options.tokens
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the policy to.")
 @click.option("--steps", type=options.OUTPUT, required=True, help="CSV file to write the path to.")
 def command(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.measuring import Measuring, measuring
 from kvstages.commands.precision import Precision
 
 NUMBERS = ["layer", "head", "mean_kl", "blocks", "below_floor", "reconstruction_error"]
@@ -35,7 +36,7 @@ MAY_BE_EMPTY = ["standard_error", "floor_kl", "bf16_step_kl"]
     help="Units beyond second order to measure then; the largest scores first.",
 )
 @options.calibration
-@options.measuring
+@measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write the scores to.")
 @click.option("--checks", type=options.OUTPUT, required=True, help="CSV file to write what was checked to.")
 def command(
@@ -47,11 +48,7 @@ def command(
     sample: int,
     most: int,
     calibration: Path | None,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     output: Path,
     checks: Path,
 ) -> None:
@@ -67,34 +64,29 @@ def command(
     """
     from kvstages.files.atomic import write_table
     from kvstages.files.read import read_columns
-    from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.execution import check_memory
     from kvstages.measure.second_order import measure_units
-    from kvstages.measure.setting import Setting, prepare
     from kvstages.measure.sweep import sweep_bytes
-    from kvstages.models.load import open_decoder
     from kvstages.scores.columns import SENSITIVITY_COLUMNS
     from kvstages.scores.second_order import check
     from kvstages.study.windows import load_window
 
-    setting = Setting(execution, compute_dtype)
-    place = prepare(device, threads)
     table = read_columns(sensitivity, NUMBERS, TEXTS, MAY_BE_EMPTY)[SENSITIVITY_COLUMNS]
     held = list(dict.fromkeys(table["precision"]))
     for name in precisions:
         if name not in held:
             raise ValueError(f"{sensitivity}: no {name} scores; it holds {', '.join(held)}")
-    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
-    tokens = load_window(windows, window, decoder.shape).to(place)
-    block = sweep_bytes(decoder, tokens.shape[1], execution, len(precisions or held))
-    check_memory(least_bytes(decoder, block), memory_mb << 20)
+    decoder = how.decoder(model, calibration)
+    tokens = load_window(windows, window, decoder.shape).to(how.place)
+    block = sweep_bytes(decoder, tokens.shape[1], how.setting.execution, len(precisions or held))
+    check_memory(decoder, block, how.memory)
     with options.progress("check-scores") as report:
         scores, found = check(
             table,
             precisions or held,
             sample,
             most,
-            lambda keys: measure_units(decoder, tokens, keys, setting, memory_mb << 20, report),
+            lambda keys: measure_units(decoder, tokens, keys, how.setting, how.memory, report),
         )
     write_table(
         checks, found, ["measured_kl", "measured_standard_error", "ratio", "is_off", "threshold", "standard_error"]

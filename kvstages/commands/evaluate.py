@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.measuring import Measuring, measuring
 
 
 @click.command("evaluate")
@@ -16,7 +17,7 @@ from kvstages.commands import options
 @click.option("--policy", type=options.INPUT, required=True, help="Policy, from the stage allocate.")
 @click.option("--reference", type=options.INPUT, required=True, help="Logits, from the stage reference.")
 @options.calibration
-@options.measuring
+@measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the figures to.")
 @click.option("--positions", type=options.OUTPUT, required=True, help="CSV file to write each position's metrics to.")
 def command(
@@ -26,11 +27,7 @@ def command(
     policy: Path,
     reference: Path,
     calibration: Path | None,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     output: Path,
     positions: Path,
 ) -> None:
@@ -46,27 +43,22 @@ def command(
     --policy policy.json --reference reference/validation.safetensors --output evaluation.json --positions positions.csv
     """
     from kvstages.files.atomic import write_json, write_table
-    from kvstages.measure.calibration import calibrated
     from kvstages.measure.evaluation import evaluate
-    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
+    from kvstages.measure.execution import check_memory, state_bytes
     from kvstages.measure.reference import read_reference
-    from kvstages.measure.setting import Setting, prepare
     from kvstages.models.identity import read_identity
-    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.stats.summary import NEXT_TOKEN
     from kvstages.study.windows import load_window
 
-    setting = Setting(execution, compute_dtype)
-    place = prepare(device, threads)
-    record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
+    record = how.record(window)
     logits = read_reference(reference, record)
-    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
+    decoder = how.decoder(model, calibration)
     chosen = read_policy(policy, read_identity(model))
-    tokens = load_window(windows, window, decoder.shape).to(place)
-    block = state_bytes(decoder, tokens.shape[1], execution)
-    check_memory(least_bytes(decoder, block), memory_mb << 20)
+    tokens = load_window(windows, window, decoder.shape).to(how.place)
+    block = state_bytes(decoder, tokens.shape[1], how.setting.execution)
+    check_memory(decoder, block, how.memory)
     with options.progress(f"evaluate, {policy}") as report:
-        figures, table = evaluate(decoder, tokens, chosen, logits, setting, memory_mb << 20, report)
+        figures, table = evaluate(decoder, tokens, chosen, logits, how.setting, how.memory, report)
     write_table(positions, table, NEXT_TOKEN)
     write_json(output, {"policy": chosen["policy"], **record, **figures})

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options, training_options
+from kvstages.commands.measuring import Measuring, measuring
 
 
 @click.command("evaluate-adapted")
@@ -24,7 +25,7 @@ from kvstages.commands import options, training_options
 )
 @click.option("--reference", type=options.INPUT, required=True, help="Logits of the original model.")
 @options.calibration
-@options.measuring
+@measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
     model: Path,
@@ -33,11 +34,7 @@ def command(
     policies: tuple[str, ...],
     reference: Path,
     calibration: Path | None,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     output: Path,
 ) -> None:
     """Measure an adapted model under several policies, against the original model and against itself.
@@ -50,31 +47,22 @@ def command(
     """
     from kvstages.files.atomic import write_table
     from kvstages.measure.adapted import columns, evaluate_adapted
-    from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
+    from kvstages.measure.execution import check_memory, state_bytes
     from kvstages.measure.reference import read_reference
-    from kvstages.measure.setting import Setting, prepare
     from kvstages.models.identity import read_identity
-    from kvstages.models.load import open_decoder
-    from kvstages.study.windows import load_window, window_documents
+    from kvstages.study.windows import load_window
 
-    setting = Setting(execution, compute_dtype)
-    place = prepare(device, threads)
-    record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
+    record = how.record(window)
     logits = read_reference(reference, record)
-    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
+    decoder = how.decoder(model, calibration)
     identity = read_identity(model)
     names, grids = zip(*(training_options.named_grid(policy, identity) for policy in policies), strict=True)
     repeated = [name for index, name in enumerate(names) if name in names[:index]]
     if repeated:
         raise ValueError(f"--policy: {repeated[0]} is given twice")
-    tokens = load_window(windows, window, decoder.shape).to(place)
-    block = state_bytes(decoder, tokens.shape[1], execution)
-    check_memory(least_bytes(decoder, block), memory_mb << 20)
+    tokens = load_window(windows, window, decoder.shape).to(how.place)
+    block = state_bytes(decoder, tokens.shape[1], how.setting.execution)
+    check_memory(decoder, block, how.memory)
     with options.progress("evaluate-adapted") as report:
-        means = evaluate_adapted(decoder, tokens, grids, logits, setting, memory_mb << 20, report)
-    table = columns(means, names)
-    documents = window_documents(windows, window) or [""] * len(tokens)
-    table["document"] = [documents[block] for block in table["block"]]
-    measured = {key: [value] * len(table["block"]) for key, value in {"window": window, **setting.as_dict()}.items()}
-    write_table(output, table | measured)
+        means = evaluate_adapted(decoder, tokens, grids, logits, how.setting, how.memory, report)
+    write_table(output, how.by_block(columns(means, names), windows, window))

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.measuring import Measuring, measuring
 
 
 @click.command("evaluate-set")
@@ -30,7 +31,7 @@ from kvstages.commands import options
 )
 @click.option("--without", "without", multiple=True, metavar="RECIPE", help="A recipe not to measure. Repeat.")
 @options.calibration
-@options.measuring
+@measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
     model: Path,
@@ -41,11 +42,7 @@ def command(
     truth: Path | None,
     without: tuple[str, ...],
     calibration: Path | None,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     output: Path,
 ) -> None:
     """Measure a set of policies jointly on a window, all against one reference.
@@ -58,34 +55,25 @@ def command(
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
     """
     from kvstages.files.atomic import write_table
-    from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
+    from kvstages.measure.execution import check_memory, state_bytes
     from kvstages.measure.policy_set import measure
     from kvstages.measure.reference import EXACT, read_reference
-    from kvstages.measure.setting import Setting, prepare
     from kvstages.models.identity import read_identity
-    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policies
-    from kvstages.study.windows import load_window, window_documents
+    from kvstages.study.windows import load_window
 
-    setting = Setting(execution, compute_dtype)
-    place = prepare(device, threads)
-    record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
+    record = how.record(window)
     logits = read_reference(reference, record)
     exact = None if truth is None else read_reference(truth, EXACT | {"window": window})
-    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
+    decoder = how.decoder(model, calibration)
     every = read_policies(policies, read_identity(model))
     unknown = sorted(set(without) - {policy["recipe"] for policy in every})
     if unknown:
         raise ValueError(f"--without {unknown[0]}: no such recipe in {', '.join(map(str, policies))}")
     chosen = [policy for policy in every if policy["recipe"] not in without]
-    tokens = load_window(windows, window, decoder.shape).to(place)
-    block = state_bytes(decoder, tokens.shape[1], execution)
-    check_memory(least_bytes(decoder, block), memory_mb << 20)
+    tokens = load_window(windows, window, decoder.shape).to(how.place)
+    block = state_bytes(decoder, tokens.shape[1], how.setting.execution)
+    check_memory(decoder, block, how.memory)
     with options.progress("measure") as report:
-        table = measure(decoder, tokens, chosen, logits, setting, memory_mb << 20, report, exact)
-    rows = len(table["policy"])
-    documents = window_documents(windows, window) or [""] * len(tokens)
-    table["document"] = [documents[block] for block in table["block"]]
-    measured = {key: [value] * rows for key, value in {"window": window, **setting.as_dict()}.items()}
-    write_table(output, table | measured, [] if exact is not None else ["truth_kl"])
+        table = measure(decoder, tokens, chosen, logits, how.setting, how.memory, report, exact)
+    write_table(output, how.by_block(table, windows, window), [] if exact is not None else ["truth_kl"])

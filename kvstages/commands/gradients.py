@@ -69,7 +69,7 @@ def command(
     from contextlib import nullcontext
 
     from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.execution import check_memory
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
     from kvstages.measure.kept_gradients import keeping
     from kvstages.measure.setting import DTYPES, prepare
@@ -83,7 +83,7 @@ def command(
     tokens = load_window(windows, window, decoder.shape).to(place)
     timings = timings_of(wanted)
     block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))
-    check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
+    check_memory(decoder, block, memory_mb << 20, copies=SCORE_COPIES)
     kept = nullcontext(lambda found: None)
     if keep is not None:
         kept = keeping(keep, decoder.shape, tokens, probes, timings, window)

@@ -19,13 +19,7 @@ from kvstages.export.kvtuner import QUANTIZERS
     help="KVTuner's quantizer that the preset was made for; presets say it in their file's name (kivi, pertoken).",
 )
 @options.model
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Positions of the cache counted in bytes.",
-)
+@options.tokens
 @click.option("--policy", "name", required=True, help="Name of the policy, kept in its record.")
 @click.option("--output", type=options.OUTPUT, required=True, help="JSON file to write the policy to.")
 def command(preset: Path, quantizer: str, model: Path, tokens: int, name: str, output: Path) -> None:

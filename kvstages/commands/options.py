@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,6 +17,13 @@ model = click.option(
 )
 windows = click.option("--windows", type=INPUT, required=True, help="Token windows, from the stage windows.")
 window = click.option("--window", required=True, help="Name of the window to use, such as calibration.")
+tokens = click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Positions of the cache counted in bytes.",
+)
 compute_dtype = click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16", "float64"]),
@@ -59,13 +65,6 @@ execution = click.option(
     show_default=True,
     help="All positions of a block in one pass, or token by token through the packed cache.",
 )
-
-
-def measuring(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every stage that measures: execution, arithmetic, device, threads and memory."""
-    for option in (memory, threads, device, compute_dtype, execution):
-        command = option(command)
-    return command
 
 
 @contextmanager

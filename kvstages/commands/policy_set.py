@@ -19,13 +19,7 @@ from kvstages.commands import options
     help="Sensitivity table, one for each source that a recipe names. Repeat.",
 )
 @options.model
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Positions of the cache counted in bytes.",
-)
+@options.tokens
 @click.option(
     "--recipe",
     "recipes",

@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.measuring import Measuring, measuring
 
 
 @click.command("reference")
 @options.model
 @options.windows
 @options.window
-@options.measuring
+@measuring
 @click.option(
     "--exact-cache",
     is_flag=True,
@@ -24,11 +25,7 @@ def command(
     model: Path,
     windows: Path,
     window: str,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     exact_cache: bool,
     output: Path,
 ) -> None:
@@ -41,22 +38,18 @@ def command(
     Example: kvstages reference --model model.safetensors --windows windows.safetensors --window validation
     --output reference/validation.safetensors
     """
-    from kvstages.measure.execution import check_memory, least_bytes, state_bytes
+    from kvstages.measure.execution import check_memory, state_bytes
     from kvstages.measure.reference import CACHE, write_reference
-    from kvstages.measure.setting import Setting, prepare
-    from kvstages.models.load import open_decoder
     from kvstages.study.windows import load_window
 
-    setting = Setting(execution, compute_dtype)
-    if exact_cache and execution != "one-pass":
+    if exact_cache and how.setting.execution != "one-pass":
         raise click.UsageError("--exact-cache needs the execution one-pass: nothing is stored from token to token")
-    place = prepare(device, threads)
-    decoder = open_decoder(model, setting.dtype, place).pack()
-    tokens = load_window(windows, window, decoder.shape).to(place)
-    block = state_bytes(decoder, tokens.shape[1], execution)
-    check_memory(least_bytes(decoder, block), memory_mb << 20)
-    record = {**setting.as_dict(), "device": place.type, "threads": threads, "memory_mb": memory_mb, "window": window}
+    decoder = how.decoder(model)
+    tokens = load_window(windows, window, decoder.shape).to(how.place)
+    block = state_bytes(decoder, tokens.shape[1], how.setting.execution)
+    check_memory(decoder, block, how.memory)
+    record = how.record(window)
     if exact_cache:
         record |= CACHE
     with options.progress(f"reference, {window}") as report:
-        write_reference(output, decoder, tokens, setting, memory_mb << 20, record, report)
+        write_reference(output, decoder, tokens, how.setting, how.memory, record, report)

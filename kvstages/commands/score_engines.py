@@ -54,7 +54,7 @@ def command(
     """
     from kvstages.cache.precisions import by_size
     from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes
+    from kvstages.measure.execution import check_memory
     from kvstages.measure.gradients import SCORE_COPIES, graph_bytes, timings_of, window_projections
     from kvstages.measure.setting import DTYPES, prepare
     from kvstages.models.load import open_decoder
@@ -68,7 +68,7 @@ def command(
     wanted = tuple(by_size(name for name in formats if name != "bf16"))
     timings = timings_of(wanted)
     block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))
-    check_memory(least_bytes(decoder, block, copies=SCORE_COPIES), memory_mb << 20)
+    check_memory(decoder, block, memory_mb << 20, copies=SCORE_COPIES)
     with options.progress("score-engines") as report:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, lambda found: None)
     write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window)

@@ -17,13 +17,7 @@ from kvstages.commands.precision import Precision
     "--sensitivity", type=options.INPUT, required=True, help="Scores of every scheme at every number of bits."
 )
 @options.model
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Positions of the cache counted in bytes.",
-)
+@options.tokens
 @click.option(
     "--scheme",
     "schemes",

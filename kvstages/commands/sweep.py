@@ -8,6 +8,7 @@ import click
 
 from kvstages.cache.precision_grid import PARTS
 from kvstages.commands import options
+from kvstages.commands.measuring import Measuring, measuring
 from kvstages.commands.precision import Precision
 from kvstages.scores.columns import CONTROLS, changes, sweep_table
 
@@ -45,7 +46,7 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 )
 @click.option("--base", type=options.INPUT, help="Policy around which to measure, from the stage allocate.")
 @options.calibration
-@options.measuring
+@measuring
 @click.option("--output", type=options.OUTPUT, required=True, help="CSV file to write.")
 def command(
     model: Path,
@@ -57,11 +58,7 @@ def command(
     precisions: tuple[str, ...],
     base: Path | None,
     calibration: Path | None,
-    execution: str,
-    compute_dtype: str,
-    device: str,
-    threads: int,
-    memory_mb: int,
+    how: Measuring,
     output: Path,
 ) -> None:
     """Change one head of a layer at a time, every other head as in the base, and measure the KL to the reference.
@@ -74,27 +71,22 @@ def command(
     """
     from kvstages.cache.precision_grid import PrecisionGrid
     from kvstages.files.atomic import write_table
-    from kvstages.measure.calibration import calibrated
-    from kvstages.measure.execution import check_memory, least_bytes
-    from kvstages.measure.setting import Setting, prepare
+    from kvstages.measure.execution import check_memory
     from kvstages.measure.sweep import sweep_bytes, sweep_layer
     from kvstages.models.identity import read_identity
-    from kvstages.models.load import open_decoder
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
 
-    setting = Setting(execution, compute_dtype)
-    place = prepare(device, threads)
-    decoder = calibrated(open_decoder(model, setting.dtype, place).pack(), calibration)
-    tokens = load_window(windows, window, decoder.shape).to(place)
+    decoder = how.decoder(model, calibration)
+    tokens = load_window(windows, window, decoder.shape).to(how.place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)
     if heads and max(heads) >= decoder.shape.heads:
         raise ValueError(f"head {max(heads)}: the model has KV heads 0 to {decoder.shape.heads - 1}")
     only = {(head, change) for head in heads for change in wanted} or None
-    block = sweep_bytes(decoder, tokens.shape[1], execution, len(wanted))
-    check_memory(least_bytes(decoder, block), memory_mb << 20)
+    block = sweep_bytes(decoder, tokens.shape[1], how.setting.execution, len(wanted))
+    check_memory(decoder, block, how.memory)
     with options.progress(f"sweep, layer {layer}") as report:
-        found = sweep_layer(decoder, tokens, layer, wanted, setting, memory_mb << 20, report, around, only)
+        found = sweep_layer(decoder, tokens, layer, wanted, how.setting, how.memory, report, around, only)
     kl, error = ({change: values.tolist() for change, values in each.items()} for each in (found.kl, found.error))
-    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, setting.as_dict(), heads or None))
+    write_table(output, sweep_table(layer, kl, found.base_kl.tolist(), error, how.setting.as_dict(), heads or None))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.adaptation_effect import ORIGINAL, effects, read_models
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.adaptation_effect import INPUTS, ORIGINAL, effects, read_models
+from kvstages.analysis.entries import Entry
 from kvstages.figures.policies import policies_label
 from kvstages.figures.style import line_style
 
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=8,
     title="What adaptation did",
-    inputs={
-        "evaluations": Input("adapted_evaluation_files", "ARM/seed-SEED/evaluation.csv", several=True),
-        "records": Input("training_record_files", "FILE", "training.json of an adapted model.", several=True),
-    },
+    inputs=INPUTS,
 )
 
 # Measure to what is written beside its row of panels.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.arms import arm_and_seed
 from kvstages.analysis.entries import Entry, Input
-from kvstages.figures.style import line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
 
@@ -64,5 +64,5 @@ def draw(table: pd.DataFrame) -> Figure:
         for index, seed in enumerate(seeds)
     ]
     figure.suptitle("Adaptation: training curves on the adaptation window", x=0.01, ha="left")
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), handlelength=3)
+    legend_below(figure, handles, [handle.get_label() for handle in handles], handlelength=3)
     return figure

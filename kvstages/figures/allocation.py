@@ -11,6 +11,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import bits_of, by_size, check
 from kvstages.figures.policies import coinciding
 from kvstages.figures.shades import ink, shade
+from kvstages.figures.style import legend_below
 from kvstages.files.read import read_record
 from kvstages.policies.names import policy_order
 
@@ -80,7 +81,7 @@ def draw(table: pd.DataFrame) -> Figure:
         Patch(facecolor=shade(name), edgecolor="0.4", lw=0.5, label=f"{bits_of(name)}  {name.upper()}")
         for name in by_size(used)
     ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
+    legend_below(figure, handles, [handle.get_label() for handle in handles])
     return figure
 
 

@@ -11,7 +11,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.equal_bytes import equal_bytes
 from kvstages.analysis.joint_table import ARITHMETIC, PUBLISHED, RANDOM, UNIFORM, read_comparison
 from kvstages.figures.shades import RANDOM_POLICIES
-from kvstages.figures.style import NothingToDraw
+from kvstages.figures.style import NothingToDraw, legend_below
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +96,7 @@ def draw(table: pd.DataFrame) -> Figure:
         handles.append(
             Patch(facecolor=RANDOM_POLICIES, alpha=0.25, label="random policies: middle 90 %, line at the median")
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, columnspacing=1.4)
+    legend_below(figure, handles, [handle.get_label() for handle in handles], columnspacing=1.4)
     return figure
 
 

@@ -14,7 +14,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.labels import PART_SUFFIXES
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.precisions import by_size
-from kvstages.figures.style import line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
 from kvstages.scores.columns import BF16_STEP
@@ -106,7 +106,7 @@ def draw(table: pd.DataFrame) -> Figure:
     handles = {}
     for axes in panels.flat:
         handles.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, handlelength=3.5)
+    legend_below(figure, handles.values(), handles, handlelength=3.5)
     return figure
 
 

@@ -11,7 +11,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint, with_figures
 from kvstages.figures.labels import place_labels
 from kvstages.figures.storage_axis import storage_axis
-from kvstages.figures.style import legend_columns, line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set_title(panel)
     figure.suptitle("Frontier: KL of each family of policies", x=0.01, ha="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=legend_columns([*families, UNIFORM]), handlelength=4
-    )
+    legend_below(figure, handles, labels, handlelength=4)
     return figure
 
 

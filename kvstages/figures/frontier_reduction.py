@@ -11,7 +11,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.frontier import frontier as compare
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM
 from kvstages.figures.labels import place_labels
-from kvstages.figures.style import legend_columns, line_style
+from kvstages.figures.style import legend_below, line_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=legend_columns([*families, UNIFORM]))
+    legend_below(figure, handles.values(), handles)
     return figure
 
 

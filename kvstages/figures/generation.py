@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.survival import CONTROL, read_runs, survival
 from kvstages.figures.policies import coinciding
-from kvstages.figures.style import legend_columns, line_style
+from kvstages.figures.style import legend_below, line_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,5 +60,5 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set(title=f"prefill {prefill}", xlabel="generated tokens", ylim=(-0.03, 1.03))
         axes.xaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylabel("share of prompts with the same text so far")
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=legend_columns(lines), handlelength=4)
+    legend_below(figure, lines.values(), lines, handlelength=4)
     return figure

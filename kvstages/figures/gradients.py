@@ -10,7 +10,7 @@ from kvstages.analysis.gradient_accuracy import scores
 from kvstages.analysis.labels import PART_LABELS
 from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.precisions import QUANTIZED, by_size
-from kvstages.figures.style import NothingToDraw, line_style
+from kvstages.figures.style import NothingToDraw, legend_below, line_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,5 +68,5 @@ def draw(table: pd.DataFrame) -> Figure:
     lower[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     lower[0].yaxis.set_minor_formatter(NullFormatter())
     handles = {label: mark for axes in upper for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    legend_below(figure, handles.values(), handles)
     return figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.policies import coinciding
-from kvstages.figures.style import legend_columns, line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns, read_record
 from kvstages.policies.names import policy_order
@@ -61,5 +61,5 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.set_ylabel("KL, mean over blocks (nats)")
     axes.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 4, 8, 10])
     figure.suptitle("KL by position in the block", x=0.01, ha="left")
-    figure.legend(loc="outside lower center", ncols=legend_columns(label for label, _ in groups), handlelength=4)
+    legend_below(figure, *axes.get_legend_handles_labels(), handlelength=4)
     return figure

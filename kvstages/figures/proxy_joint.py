@@ -10,7 +10,7 @@ from kvstages.analysis.additivity import additivity
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import RANDOM, UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
-from kvstages.figures.style import line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.policies.names import ALLOCATORS
 
 if TYPE_CHECKING:
@@ -75,5 +75,5 @@ def draw(table: pd.DataFrame) -> Figure:
     lower[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     lower[0].yaxis.set_minor_formatter(NullFormatter())
     handles = dict(zip(*reversed(upper[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4 if len(sources) == 1 else 7)
+    legend_below(figure, handles.values(), handles)
     return figure

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.screening import screening
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.screening import INPUTS, screening
 from kvstages.cache.schemes import precision
-from kvstages.figures.style import legend_columns, line_style
+from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.policies.screening import BOTH, KEYS, RECOMMENDED, VALUES, at_bits
 
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=15,
     title="Quantizer schemes",
-    inputs={
-        "joint": Input("screening_joint_files", "joint.csv"),
-        "policies": Input("screening_policy_files", "policies.json", "What was to be measured."),
-        "scores": Input("screening_score_files", "scores.csv", "The scores that the policies are of."),
-    },
+    inputs=INPUTS,
 )
 
 PANELS = {BOTH: "keys and values", KEYS: "keys alone", VALUES: "values alone"}
@@ -62,7 +58,7 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     figure.suptitle("Quantizer schemes: KL by bits", x=0.01, ha="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns(labels), handlelength=4)
+    legend_below(figure, handles, labels, handlelength=4)
     return figure
 
 

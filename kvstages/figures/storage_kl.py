@@ -11,6 +11,7 @@ from kvstages.analysis.entries import Entry, Input
 from kvstages.figures.labels import place_labels
 from kvstages.figures.policies import coinciding
 from kvstages.figures.storage_axis import storage_axis
+from kvstages.figures.style import legend_below
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_record
 from kvstages.policies.names import ALLOCATORS as NAMES
@@ -78,7 +79,7 @@ def draw(table: pd.DataFrame) -> Figure:
     storage_axis(axes, table)
     axes.set_ylabel("mean held-out KL(policy || reference)\nwith 95 % interval (nats)")
     figure.suptitle("Storage against KL", x=0.01, ha="left")
-    figure.legend(loc="outside lower center", ncols=4)
+    legend_below(figure, *axes.get_legend_handles_labels())
     place_labels(axes, labels, avoid)
     return figure
 

@@ -13,6 +13,7 @@ from kvstages.files.atomic import write_bytes, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 # Only fonts that ship with matplotlib, as outlines in the SVG: a figure looks the same on every machine.
@@ -62,10 +63,14 @@ def line_style(index: int) -> dict[str, object]:
     return LINES[index % len(LINES)]
 
 
-def legend_columns(labels: Iterable[str]) -> int:
-    """Columns of a legend below a figure of ordinary width: as many as the longest label allows."""
-    labels = list(labels)
-    return max(1, min(len(labels), 100 // (12 + max(map(len, labels)))))
+def legend_below(figure: Figure, handles: Iterable[Artist], labels: Iterable[str], **look: float) -> None:
+    """A legend below the panels, in as many columns as the figure's width holds; ``look`` is for ``Figure.legend``."""
+    handles, labels = list(handles), list(labels)
+    for columns in range(len(labels), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 @contextmanager

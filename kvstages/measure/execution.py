@@ -95,8 +95,9 @@ def least_bytes(model: Decoder, block: int, rows: int = 1, copies: float = LOGIT
     return 2 * max(block, position)
 
 
-def check_memory(least: int, memory: int) -> None:
-    """ValueError that says how much is needed where ``memory`` is less than the least (bytes)."""
+def check_memory(model: Decoder, block: int, memory: int, rows: int = 1, copies: float = LOGITS_COPIES) -> None:
+    """ValueError that says how much is needed where ``memory`` is less than ``least_bytes`` (bytes)."""
+    least = least_bytes(model, block, rows, copies)
     if memory < least:
         needed = -(-least // (1 << 20))
         raise ValueError(f"memory_mb {memory >> 20}: this model and these blocks need at least {needed}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvstages.files.ledger import sha256
 from kvstages.measure.adaptation import LOSS_BYTES, Arm, adapt, training_bytes
 from kvstages.measure.calibration import calibrated
-from kvstages.measure.execution import check_memory, least_bytes
+from kvstages.measure.execution import check_memory
 from kvstages.measure.frozen import Frozen, shared
 from kvstages.models.checkpoints import load_model
 from kvstages.models.gpt2_nano import GPT
@@ -54,7 +54,7 @@ class Training:
         frozen = self.frozen(arm.batch)
         model = self.load()
         block = training_bytes(model, arm.batch, self.tokens.shape[1])
-        check_memory(least_bytes(model, block, arm.batch, LOSS_BYTES / model.dtype.itemsize), self.memory)
+        check_memory(model, block, self.memory, arm.batch, LOSS_BYTES / model.dtype.itemsize)
         curve = adapt(model, self.tokens, arm, seed, frozen, self.memory, progress, lambda step: after(model, step))
         return model, curve
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kvstages.files.read import read_json, read_tensors
 from kvstages.provenance.choices import other_choices
 from kvstages.provenance.manifest import CHECKSUMS, MANIFEST
-from kvstages.provenance.tolerances import PLACE, kinds, tolerance
+from kvstages.provenance.tolerances import PLACE, allowed, kinds, tolerance
 from kvstages.provenance.verify import found
 
 if TYPE_CHECKING:
@@ -76,24 +76,23 @@ class Judge:
     def number(self, name: str, where: str, a: float, b: float) -> None:
         """Compare two numbers called ``name``, found at ``where``."""
         kind = self.kinds.get(name)
-        relative, absolute = tolerance(kind, self.bfloat16)
-        allowed = absolute + relative * max(abs(a), abs(b))
         if a == b or (math.isnan(a) and math.isnan(b)):
             return
-        part = abs(a - b) / allowed if allowed and math.isfinite(a) and math.isfinite(b) else math.inf
+        most = allowed(kind, self.bfloat16, a, b)
+        part = abs(a - b) / most if most and math.isfinite(a) and math.isfinite(b) else math.inf
         if part <= 1:
             self.inside.append((part, where))
         elif part > self.outside.get(name, (0.0, ""))[0]:
-            self.outside[name] = part, f"{where}: {a!r} and {b!r} differ by more than {allowed:.3g} ({kind or 'exact'})"
+            self.outside[name] = part, f"{where}: {a!r} and {b!r} differ by more than {most:.3g} ({kind or 'exact'})"
 
     def distance(self, kind: str, name: str, squares: float, length: float) -> None:
         """Compare a distance, given as the sum of squared differences, with a length, given as a sum of squares."""
         share = math.sqrt(squares / length) if length else math.inf
-        allowed, _ = tolerance(kind, self.bfloat16)
-        if share <= allowed:
-            self.inside.append((share / allowed, name))
+        most, _ = tolerance(kind, self.bfloat16)
+        if share <= most:
+            self.inside.append((share / most, name))
         else:
-            self.unequal(name, f"{name}: {share:.3g} of their length apart, allowed is {allowed:g} ({kind})")
+            self.unequal(name, f"{name}: {share:.3g} of their length apart, allowed is {most:g} ({kind})")
 
     def unequal(self, name: str, line: str) -> None:
         """Note that something under ``name`` must be equal and is not; the first one is kept."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis import published as publication
-from kvstages.analysis.adaptation_effect import DENSE, ORIGINAL, effects, read_models, sentence
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.adaptation_effect import DENSE, INPUTS, ORIGINAL, effects, read_models, sentence
+from kvstages.analysis.entries import Entry
 from kvstages.stats.bootstrap import document_count
 from kvstages.tables.notes import PUBLISHED_NOTE, page_title, put_beside, settings
 from kvstages.tables.page import Column, Section, count, decimal, divergence, page, percent, share
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=3,
     title="What adaptation did",
-    inputs={
-        "evaluations": Input("adapted_evaluation_files", "ARM/seed-SEED/evaluation.csv", several=True),
-        "records": Input("training_record_files", "FILE", "training.json of an adapted model.", several=True),
-    },
+    inputs=INPUTS,
     published=True,
 )
 

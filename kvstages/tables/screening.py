@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.screening import blocks_of, documents_of, screening
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.screening import INPUTS, blocks_of, documents_of, screening
 from kvstages.policies.screening import BOTH, KEYS, RECOMMENDED, VALUES
 from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, decimal, divergence, factor, page, percent
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=15,
     title="Quantizer schemes",
-    inputs={
-        "joint": Input("screening_joint_files", "joint.csv"),
-        "policies": Input("screening_policy_files", "policies.json", "What was to be measured."),
-        "scores": Input("screening_score_files", "scores.csv", "The scores that the policies are of."),
-    },
+    inputs=INPUTS,
 )
 
 PARTS = {BOTH: "Keys and values", KEYS: "Keys alone, values in BF16", VALUES: "Values alone, keys in BF16"}

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from gappy import write_gappy
 from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
+from matplotlib.figure import Figure
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
 from kvstages.analysis.published import published_sensitivities, published_validation
@@ -36,7 +37,7 @@ from kvstages.figures import (
     storage_kl,
 )
 from kvstages.figures.policies import policies_label
-from kvstages.figures.style import style, write_figure
+from kvstages.figures.style import legend_below, style, write_figure
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
 
 DRAW = {
@@ -293,15 +294,33 @@ def test_equal_bytes_fills_the_marks_that_differ_from_the_published_recipe(tmp_p
     assert axes.get_title(loc="left") == "budget 0.5: 195 KiB, FP32"
 
 
-@pytest.mark.parametrize("name", ["equal-bytes", "proxy-joint", "floor"])
-def test_legend_of_a_single_panel_fits_the_figure(name, drawn):
+@pytest.mark.parametrize("name", DRAW)
+def test_legends_fit_the_figure(name, drawn):
     _, table = drawn[name]
-    column = {"equal-bytes": "budget", "proxy-joint": "sensitivity", "floor": "source"}[name]
+    column = {"equal-bytes": "budget", "proxy-joint": "sensitivity", "floor": "source"}.get(name)
+    # A single panel makes the narrowest figure that such a table has.
+    tables = [table] if column is None else [table, table[table[column] == table[column].iloc[0]]]
     with style():
-        figure = DRAW[name](table[table[column] == table[column].iloc[0]])
+        for each in tables:
+            figure = DRAW[name](each)
+            figure.savefig(io.BytesIO())
+            for legend in figure.legends:
+                box = legend.get_window_extent()
+                assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_a_legend_takes_as_many_columns_as_fit():
+    with style():
+        figure = Figure(figsize=(4.8, 2), layout="constrained")
+        axes = figure.subplots()
+        for index in range(6):
+            axes.plot([0, 1], [index, index], label=f"an arm with a long name {index}")
+        legend_below(figure, *axes.get_legend_handles_labels())
         figure.savefig(io.BytesIO())
-        box = figure.legends[0].get_window_extent()
-    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == [f"an arm with a long name {index}" for index in range(6)]
+    assert legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1
+    assert len({round(text.get_window_extent().x0) for text in legend.texts}) == 2  # columns
 
 
 def test_equal_bytes_draws_every_random_policy(drawn):

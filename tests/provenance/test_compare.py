@@ -21,7 +21,7 @@ from kvstages.cli import main
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.read import read_json, read_tensors
 from kvstages.provenance.reproduction import compare
-from kvstages.provenance.tolerances import KINDS, PLACE, SCHEMAS, kinds, named
+from kvstages.provenance.tolerances import COMPLEMENTS, KINDS, PLACE, SCHEMAS, kinds, named
 
 SENSITIVITY = Path("scores", "measured-float32.csv")
 REFERENCE, ADAPTED = "reference/validation.safetensors", "adaptation/noise/seed-1337/model.safetensors"
@@ -45,6 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = {"blocks.0.K.weight": torch.ones(4, 4), "lm_head.bias": torch.zeros(4)}
     write_tensors(one / "adaptation" / "noise" / "seed-1337" / "model.safetensors", weights)
     write_text(one / "tables" / "adaptation.csv", "arm,removed\nnoise,0.3\n")
+    write_text(one / "tables" / "equal-bytes.csv", "recipe,kl_reduction\nexact,0.3\n")
     write_text(one / "figures" / "x.svg", "<svg/>")
     write_text(one / "figures" / "x.csv", "kl\n0.5\n")
     return one
@@ -99,7 +100,8 @@ NUMBERS = {
     "trained": ("adaptation/published/seed-1337/evaluation.csv", "mean_kl"),
     "probability": (EVALUATION, "mean_delta_p"),
     "statistic": (EVALUATION, "perplexity_ratio"),
-    "share": ("tables/adaptation.csv", "removed"),
+    "reduction": ("tables/equal-bytes.csv", "kl_reduction"),
+    "removed": ("tables/adaptation.csv", "removed"),
     "weights": (ADAPTED, "blocks.0.K.weight"),
 }
 
@@ -111,6 +113,8 @@ def differ(folder: Path, kind: str, share: float, bfloat16: bool) -> str:
     path = folder / name
 
     def moved(number: float) -> float:
+        if kind in COMPLEMENTS:
+            return 1 - (1 - number) / (1 - relative * share)
         return number + share * (absolute + relative * abs(number)) / (1 - relative * share)
 
     if path.suffix == ".json":
