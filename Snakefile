@@ -123,6 +123,8 @@ wildcard_constraints:
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",
     seed="[0-9]+",
+    domain="[a-z0-9][a-z0-9-]*",
+    length="[0-9]+",
 
 
 include: "workflow/rules/inputs.smk"
@@ -131,6 +133,7 @@ include: "workflow/rules/policies.smk"
 include: "workflow/rules/measurement.smk"
 include: "workflow/rules/comparison.smk"
 include: "workflow/rules/screening.smk"
+include: "workflow/rules/domains.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"

@@ -101,6 +101,16 @@ SCREENING = {
 }
 EXPORT = {"policy": "greedy-0.5", "engines": ["vllm", "modelopt"]}
 
+# The eight texts of the small study, in two halves.
+DOMAINS = {
+    "texts": {"early": ["text-0", "text-16", "text-32", "text-48"], "late": ["text-[689]?", "text-1??"]},
+    "lengths": [4, 8],
+    "calibration": {"documents": 2, "blocks": 2, "seed": 0},
+    "validation": {"documents": 2, "blocks": 4, "seed": 0},
+    "probes": 2,
+    "budgets": ["12bits"],
+}
+
 DRAWN = {"documents": 4, "blocks": 4, "seed": 0}
 
 # Every allocator, unit and precision, on few policies.
@@ -297,7 +307,7 @@ def finished(
         shutil.copytree(artifacts[0], folder / "resources" / "bundled" / "small")
         study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
         more = {"comparison": COMPARISON, "screening": SCREENING, "export": EXPORT, "generation": GENERATION}
-        project.configure({**study, **more})
+        project.configure({**study, **more, "domains": DOMAINS})
         project.run("--cores", "2")
 
     return Project(built_once(tmp_path_factory, "finished", build), probe)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from gappy import write_gappy
-from made_up import write_comparison, write_continuations, write_export, write_screening
+from made_up import write_comparison, write_continuations, write_domains, write_export, write_screening
 
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
 from kvstages.analysis.published import (
@@ -76,6 +76,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     write_comparison(folder)
     write_export(folder)
     write_continuations(folder)
+    write_domains(folder)
     write_gradients(folder, scores)
     write_screening(folder / "screening")
     return folder
@@ -179,6 +180,7 @@ def comparison_arguments(study: Path) -> dict[str, list[str]]:
         "frontier-reduction": frontier,
         "proxy-joint": [*own, frontier[0]],
         "screening": screening_arguments(study / "screening"),
+        "domains": sorted(map(str, study.glob("domains/*/*/joint.csv"))),
     }
 
 

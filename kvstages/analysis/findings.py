@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvstages.analysis.joint_table import ENDS, PUBLISHED, RANDOM, UNIFORM
 from kvstages.cache.precision_grid import PrecisionGrid, Unit
 from kvstages.files.read import read_columns, read_record
-
-if TYPE_CHECKING:
-    pass
 
 DIGITS = 6
 # Measure to the column of its reduction against the published recipe.

@@ -117,6 +117,16 @@ class Study:
         return "screening" in self.settings
 
     @property
+    def domains(self) -> dict[str, Sequence[str]]:
+        """Patterns of the documents of each domain by its name; none where the study has no domains."""
+        return dict(sorted(self.settings.get("domains", {}).get("texts", {}).items()))
+
+    @property
+    def domain_lengths(self) -> list[int]:
+        """Lengths of the blocks that domains are cut into."""
+        return sorted(self.settings.get("domains", {}).get("lengths", ()))
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether a precision that the study scores, or measures adapted models with, needs the stage calibrate."""
         uniform = (name for name in self.adapted_policies if name != "bf16" and split_policy(name)[1] is None)
@@ -262,6 +272,11 @@ class Study:
     def grid_runs(self) -> list[tuple[str, ...]]:
         """The arms whose settings are chosen on the reserved window."""
         return [(name,) for name, arm in self.arms.items() if arms.has_grid(arm)]
+
+    @property
+    def domain_runs(self) -> list[tuple[str, ...]]:
+        """What policies are made and measured on: each domain in blocks of each length."""
+        return [(domain, str(length)) for domain in self.domains for length in self.domain_lengths]
 
     @property
     def figure_names(self) -> list[str]:
@@ -560,6 +575,40 @@ class Study:
         names = ("gradients.csv", "projections.safetensors", "scores.csv", "checks.csv", "policies.json", "joint.csv")
         return [path for name in names for path in self.of_screening(name)]
 
+    @property
+    def domain_windows(self) -> str:
+        """The token blocks of each domain's windows, at each length."""
+        return f"results/{self.name}/domains/windows.safetensors"
+
+    def of_domains(self, name: str) -> list[str]:
+        """A file of each domain and length."""
+        return self.result(*(f"domains/{domain}/{length}/{name}" for domain, length in self.domain_runs))
+
+    @property
+    def domain_score_files(self) -> list[str]:
+        """The scores of each domain and length."""
+        return self.of_domains("gradients.csv")
+
+    @property
+    def domain_set_files(self) -> list[str]:
+        """The policies of all domains and lengths, a set for each budget."""
+        budgets = sorted(self.settings["domains"]["budgets"], key=_amount) if self.domains else []
+        return self.result(*(f"domains/{budget}/policy-set.json" for budget in budgets))
+
+    @property
+    def domain_joint_files(self) -> list[str]:
+        """What was measured of them on each domain and length."""
+        return self.of_domains("joint.csv")
+
+    @property
+    def domain_output_files(self) -> list[str]:
+        """Every result of the domains; none where the study has none."""
+        if not self.domains:
+            return []
+        made = [path for name in ("gradients.csv", "projections.safetensors") for path in self.of_domains(name)]
+        windows = self.result("domains/windows.safetensors", "domains/windows.csv")
+        return [*windows, *made, *self.domain_set_files, *self.domain_joint_files]
+
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
         most is quantized; none where the study compares nothing.
@@ -653,6 +702,7 @@ class Study:
             *self.comparison_output_files,
             *self.screening_output_files,
             *self.export_output_files,
+            *self.domain_output_files,
             *self.continuation_files,
             *self.figure_files,
             *self.table_files,
@@ -812,14 +862,35 @@ class Study:
         return ["--tokenizer", self.checkpoint, "--parts", self.settings["text"].get("parts", 1)]
 
     @property
-    def window_arguments(self) -> list[str]:
-        """The windows, as arguments of ``windows``."""
+    def window_arguments(self) -> list[Any]:
+        """The block and the windows, as arguments of ``windows``."""
         windows = self.settings["windows"].items()
         return [
+            *("--block", self.block),
             *options_of("--window", (f"{name}={window_of(value)}" for name, value in windows)),
-            *options_of("--documents", self.document_files),
-            *options_of("--tokenizer", self.tokenizer_files),
+            *self._document_arguments,
         ]
+
+    @property
+    def domain_window_arguments(self) -> list[Any]:
+        """The windows of the domains, as arguments of ``windows``: those for measuring first, of the longest blocks."""
+        draws = [
+            f"{window}-{domain}={window_of({**self.settings['domains'][window], 'names': tuple(patterns)})}"
+            for window in ("validation", "calibration")
+            for domain, patterns in self.domains.items()
+        ]
+        lengths = options_of("--cut", self.domain_lengths)
+        return [
+            "--block",
+            max(self.domain_lengths),
+            *options_of("--window", draws),
+            *lengths,
+            *self._document_arguments,
+        ]
+
+    @property
+    def _document_arguments(self) -> list[str]:
+        return [*options_of("--documents", self.document_files), *options_of("--tokenizer", self.tokenizer_files)]
 
     @property
     def device_arguments(self) -> list[Any]:
@@ -888,8 +959,46 @@ class Study:
         settings = self.settings["generation"]
         return [
             *options_of("--policy", self.generating_policy_files),
-            *("--prompts", settings["prompts"], "--tokens", settings["tokens"], *self.calibration_arguments),
+            *("--prompts", settings["prompts"], "--tokens", settings["tokens"]),
+            *(["--prompt", settings["prompt"]] if "prompt" in settings else []),
+            *self.calibration_arguments,
             *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+        ]
+
+    def domain_score_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that score every unit on some domains; a run is a domain and a length."""
+        precisions = options_of("--precision", self.settings["precisions"])
+        return [
+            [
+                *("gradients", "--model", self.model, "--windows", self.domain_windows),
+                *("--window", f"calibration-{domain}-{length}", "--source", f"{domain}-{length}"),
+                *("--probes", self.settings["domains"]["probes"], *precisions, *self.calibration_arguments),
+                *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+                *("--output-table", *self.result(f"domains/{domain}/{length}/gradients.csv")),
+                *("--projections", *self.result(f"domains/{domain}/{length}/projections.safetensors")),
+            ]
+            for domain, length in runs
+        ]
+
+    def domain_set_arguments(self, budget: str) -> list[str]:
+        """Scores, and the exact allocator on each of them, as arguments of ``policy-set``."""
+        unit, precisions = self.settings["unit"], ",".join(self.settings["precisions"])
+        places = [f"{domain}-{length}" for domain, length in self.domain_runs]
+        return [
+            *options_of("--sensitivity", self.domain_score_files),
+            *options_of("--recipe", (f"{place}-{budget}=exact:{place}:{unit}:{precisions}" for place in places)),
+        ]
+
+    def domain_evaluation_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure the policies of all domains on some of them; a run is a domain and a length."""
+        return [
+            [
+                *("evaluate-set", "--model", self.model, "--windows", self.domain_windows),
+                *("--window", f"validation-{domain}-{length}", *options_of("--policies", self.domain_set_files)),
+                *("--without", "uniform", *self.measuring_arguments()),
+                *("--output", *self.result(f"domains/{domain}/{length}/joint.csv")),
+            ]
+            for domain, length in runs
         ]
 
     @property
@@ -1243,6 +1352,11 @@ class Studies(dict[str, Study]):
                 place = f"/{number}" if several else ""
                 jobs.append(Job(f"{name}.{number}" if several else name, re.escape(study.name), part, place))
         return jobs
+
+
+def _amount(budget: str) -> float:
+    """Bits or bytes of a budget."""
+    return Budget.parse(budget).amount
 
 
 def _option(key: str) -> str:

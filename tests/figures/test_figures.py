@@ -22,6 +22,7 @@ from kvstages.figures import (
     adaptation,
     adaptation_curves,
     allocation,
+    domains,
     equal_bytes,
     floor,
     frontier,
@@ -56,6 +57,7 @@ DRAW = {
     "proxy-joint": proxy_joint.draw,
     "gradients": gradients.draw,
     "screening": screening.draw,
+    "domains": domains.draw,
 }
 
 
@@ -109,6 +111,21 @@ def test_sensitivity_numbers(drawn):
     for precision, grid in published_sensitivities(PUBLISHED).items():
         part = table[table["precision"] == precision].sort_values(["layer", "head"])
         assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
+
+
+def test_cells_of_domains_hold_ratio_interval_and_kl_and_darken_with_the_ratio(drawn):
+    _, table = drawn["domains"]
+    with style():
+        figure = domains.draw(table)
+    first = figure.axes[0]
+    assert first.get_title(loc="left") == "policies of 5bits" and len(table) == 32
+    said = [text.get_text() for text in first.texts]
+    assert said.count("1") == 4 and said.count("1.30") == said.count("1.10") == 4 and said.count("1.40") == 4
+    assert said.count("[1.30, 1.30]") == 4
+    assert [label.get_text() for label in first.get_xticklabels()][1] == "letters\nblocks of 256"
+    shades = [sum(cell.get_facecolor()[0][:3]) for cell in first.collections]
+    own = table[table["budget"] == "5bits"]["ratio"].to_numpy()
+    assert (np.diff(np.array(shades)[np.argsort(own, kind="stable")]) < 1e-9).all()
 
 
 def test_sensitivity_marks_scores_below_their_floor(drawn):

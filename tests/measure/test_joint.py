@@ -190,6 +190,10 @@ def test_the_stages_measure_against_reference_and_truth_and_name_documents(input
     assert "random" not in set(joint.policies["recipe"]) and {"exact", "uniform"} < set(joint.policies["recipe"])
     dense = joint.policies["policy"].tolist().index("bf16")
     assert (joint.excess()[dense] == 0).all() and (joint.metrics["mean_kl"][dense] == 0).all()
+    # Without a reference the same logits are computed on the way.
+    kept = Path("joint.csv").read_bytes()
+    assert run(*measured, "--truth", "truth.safetensors", "--without", "random") == (0, "")
+    assert Path("joint.csv").read_bytes() == kept
     schema = yaml.safe_load((SCHEMAS / "joint.schema.yaml").read_text())
     assert set(pd.read_csv("joint.csv", nrows=0).columns) == set(schema["required"])
     for words, said in (

@@ -130,6 +130,17 @@ def test_the_stage_compares_policies_and_a_control(folder):
     assert runs[0].documents == ["a", "b", "c", "d", "e", "e"]
 
 
+def test_a_shorter_prompt_is_the_begin_of_its_block(folder):
+    assert generate("--prompts", 6, "--tokens", 5, "--prompt", 4) == (0, "")
+    assert set(pd.read_csv("c.csv")["prompt_tokens"]) == {4}
+    tokens = random_tokens(6)[:, :9]
+    write_tensors(folder / "windows.safetensors", {"validation": tokens}, {"block": 9})
+    before = pd.read_csv("c.csv")["same"]
+    assert generate("--prompts", 6, "--tokens", 5) == (0, "") and pd.read_csv("c.csv")["same"].equals(before)
+    status, output = generate("--prompts", 6, "--tokens", 5, "--prompt", 5)
+    assert status == 1 and output.count("\n") == 1 and "6 prompts of 5 tokens and 5 tokens after each, but" in output
+
+
 @pytest.mark.parametrize(("prompts", "tokens"), [(7, 5), (6, 12)])
 def test_more_than_the_window_has_is_refused(folder, prompts, tokens):
     status, output = generate("--prompts", prompts, "--tokens", tokens)

@@ -13,6 +13,13 @@ from kvstages.study.configuration import check_shared, check_study, load_studies
 
 DRAWN = {"documents": 4, "blocks": 8, "seed": 0}
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
+DOMAINS = {
+    "texts": {"old": ["18*"], "new": ["19*"]},
+    "lengths": [64, 256],
+    **{name: {"documents": 4, "blocks": 4, "seed": 0} for name in ("calibration", "validation")},
+    "probes": 4,
+    "budgets": ["5bits"],
+}
 SHARED = {
     "studies": ["demo", "gpt2-nano"],
     "device": "auto",
@@ -189,6 +196,31 @@ def test_a_right_study_from_a_folder(study, source):
         ("generation", {"prompts": 0, "tokens": 3}, "generation.prompts: 0, expected at least 1 (prompts)"),
         ("generation", {"prompts": 10**6, "tokens": 3}, "generation.prompts: 1000000, expected at most "),
         ("generation", {"prompts": 1, "tokens": 10**6}, "generation.tokens: 1000000, expected at most "),
+        (
+            "generation",
+            {"prompts": 1, "tokens": 60, "prompt": 5},
+            "generation.prompt: 5, expected at most 4 (tokens of",
+        ),
+        ("domains", {}, "domains.texts: missing"),
+        ("domains", DOMAINS, "domains: drawn from documents, but artifacts.files.documents is missing"),
+        ("domains", DOMAINS | {"texts": {}}, "domains.texts: empty, expected texts by name"),
+        (
+            "domains",
+            DOMAINS | {"texts": {"Old": ["a"]}},
+            "domains.texts: the text 'Old', expected a name of lower-case",
+        ),
+        ("domains", DOMAINS | {"texts": {1800: ["a"]}}, "domains.texts: 1800, expected a name of lower-case"),
+        ("domains", DOMAINS | {"texts": {"a": "b"}}, "domains.texts.a: the text 'b', expected a list of names of doc"),
+        ("domains", DOMAINS | {"texts": {"a": ["b|c"]}}, "domains.texts.a[0]: the text 'b|c', expected a document's"),
+        ("domains", DOMAINS | {"lengths": [64, 1]}, "domains.lengths[1]: 1, expected at least 2 (tokens of a block)"),
+        ("domains", DOMAINS | {"lengths": [64, 24]}, "domains.lengths[1]: 24, expected a divisor of the longest, 64"),
+        ("domains", DOMAINS | {"budgets": [0.01]}, "domains.budgets[0]: 0.01, expected bits an element, such as 5bits"),
+        ("domains", DOMAINS | {"validation": DRAWN | {"block": 8}}, "domains.validation.block: unknown key; "),
+        (
+            "domains",
+            DOMAINS | {"calibration": DRAWN | {"blocks": 3}},
+            "window domains.calibration: 3 blocks of 4 documents, expected at least",
+        ),
         ("export", {"policy": "greedy-0.01"}, "export.engines: missing"),
         ("export", {"policy": "greedy-7", "engines": ["vllm"]}, "export.policy: greedy-7, expected an allocated one: "),
         ("export", {"policy": "int8", "engines": ["vllm"]}, "export.policy: int8, expected an allocated one: greedy"),
@@ -279,6 +311,7 @@ def test_windows_are_stretches_or_drawn_from_documents(study):
     pin = {"path": "documents.json", "sha256": 64 * "0"}
     drawn = changed(study, "artifacts.files.documents", pin)
     check_study("demo", changed(drawn, "windows.validation", DRAWN))
+    check_study("demo", changed(drawn, "domains", DOMAINS))
     check_study("demo", changed(study, "comparison", COMPARISON | {"budgets": ["250000B", 0.01]}))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, EXPORT, GENERATION, SCREENING, SHARED, STUDY
+from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, SCREENING, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
@@ -18,7 +18,7 @@ FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
 FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
 PLAIN = {**STUDY, "artifacts": {"source": "local", "location": "/models", "files": FILES}}
 COMPARED = {**PLAIN, "comparison": COMPARISON}
-FULL = {**COMPARED, "screening": SCREENING, "export": EXPORT, "generation": GENERATION}
+FULL = {**COMPARED, "screening": SCREENING, "export": EXPORT, "generation": GENERATION, "domains": DOMAINS}
 
 
 def study(settings: dict[str, Any] = PLAIN, **more: Any) -> Study:
@@ -107,7 +107,7 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
     windows = {"validation": {"documents": 4, "blocks": 8, "seed": 1}, "calibration": [0, 16]}
     drawn = study(artifacts={"source": "local", "location": "/models", "files": pinned}, windows=windows)
     assert drawn.window_arguments == [
-        *("--window", "validation=documents:4,blocks:8,seed:1", "--window", "calibration=0:16"),
+        *("--block", 8, "--window", "validation=documents:4,blocks:8,seed:1", "--window", "calibration=0:16"),
         *("--documents", "resources/small/documents/documents.json"),
     ]
     assert drawn.document_files[0] in drawn.input_files and study().document_files == []
@@ -117,8 +117,8 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
 def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
     assert study(FULL).figure_names == list(FIGURES) and study(FULL).table_names == list(TABLES)
     compared = {"equal-bytes", "frontier", "frontier-reduction", "proxy-joint", "gradients", "generation"}
-    assert set(study().figure_names) == set(FIGURES) - compared - {"screening"}
-    others = {"prediction", "engines", "screening", "second-order"}
+    assert set(study().figure_names) == set(FIGURES) - compared - {"screening", "domains"}
+    others = {"prediction", "engines", "screening", "second-order", "domains"}
     assert set(study().table_names) == set(TABLES) - compared - others
     assert "greedy-path" not in study(allocators=["exact"]).figure_names
     gradients = study(sensitivity="gradients")
@@ -274,6 +274,28 @@ def test_engines_are_asked_for_in_one_order_and_each_has_its_file() -> None:
     assert study(COMPARED).engines == [] and study(COMPARED).export_output_files == []
 
 
+def test_the_order_of_domains_lengths_and_budgets_changes_nothing_and_all_are_crossed() -> None:
+    first = study(FULL, domains={**DOMAINS, "budgets": ["9bits", "12bits"]})
+    texts = dict(reversed(DOMAINS["texts"].items()))
+    other = study(FULL, domains={**DOMAINS, "texts": texts, "lengths": [8, 4], "budgets": ["12bits", "9bits"]})
+    for question in ("all_files", "domain_window_arguments", "domain_set_files"):
+        assert getattr(other, question) == getattr(first, question)
+    assert first.domain_runs == [("early", "4"), ("early", "8"), ("late", "4"), ("late", "8")]
+    recipes = [word for word in first.domain_set_arguments("9bits") if "=" in word]
+    assert recipes[0] == "early-4-9bits=exact:early-4:head:int8,int4" and len(recipes) == 4
+    windows = taken("windows", *first.domain_window_arguments)["windows"]
+    assert windows[0] == "validation-early=documents:2,blocks:4,seed:0,of:text-0|text-16|text-32|text-48"
+    for command in first.domain_score_commands(first.domain_runs):
+        assert taken(*command)["window"] == f"calibration-{taken(*command)['source']}"
+    for (domain, length), command in zip(
+        first.domain_runs, first.domain_evaluation_commands(first.domain_runs), strict=True
+    ):
+        found = taken(*command)
+        assert found["window"] == f"validation-{domain}-{length}" and "reference" not in found
+        assert list(found["policies"]) == first.domain_set_files
+    assert study(COMPARED).domain_output_files == [] and study(COMPARED).domain_runs == []
+
+
 # --- A study of a Hugging Face model ---
 
 DRAWN = {name: {"documents": 2, "blocks": 4, "seed": 0} for name in ("calibration", "validation")}
@@ -309,7 +331,7 @@ def test_what_needs_every_score_or_an_adaptation_is_left_out_where_scores_come_f
     assert own.sweep_dtypes == own.adapted_models == own.adapted_policies == own.move_runs == own.prediction_files == []
     assert own.sources == ["gradients"] and own.score_files == ["results/small/scores/gradients.csv"]
     assert own.checked_score_files == own.sample_score_files == ["results/small/scores/sample.csv"]
-    optional = {"adaptation", "screening", "generation"}
+    optional = {"adaptation", "screening", "generation", "domains"}
     assert set(FIGURES) - set(own.figure_names) == optional | {"adaptation-curves", "floor"}
     left_out = optional | {"adaptation-settings", "prediction", "engines", "second-order"}
     assert set(TABLES) - set(own.table_names) == left_out

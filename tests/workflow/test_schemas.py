@@ -33,9 +33,10 @@ SCHEMAS = {
 }
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
-# Which arms there are, and whether they have a control, is up to a study.
+# Which arms and domains there are, and whether arms have a control, is up to a study.
 OPTIONAL = re.compile(
-    r"published|comparison|comparison\.recipes|screening|export|generation|sample|text\.parts|windows\.calibration\.block"
+    r"published|comparison|comparison\.recipes|screening|export|generation|generation\.prompt|sample|text\.parts"
+    r"|windows\.calibration\.block|domains|domains\.texts\.[^.]+"
     r"|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?"
 )
 

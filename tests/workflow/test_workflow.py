@@ -33,7 +33,7 @@ TABLES = {
     "sensitivity": "s*/[!cj]*.csv",
     "checks": "screening/checks.csv",
     "joint": "**/joint.csv",
-    "windows": "windows.csv",
+    "windows": "**/windows.csv",
     "steps": "policies/*/steps.csv",
     "positions": "**/positions.csv",
     "curve": "**/curve.csv",
@@ -286,7 +286,7 @@ def test_records_are_what_their_dictionary_says(finished: Project, name: str) ->
 def test_sets_of_policies_are_what_their_dictionary_says(finished: Project) -> None:
     results = finished.folder / "results" / "small"
     paths = [*results.glob("**/policy-set.json")]
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path in paths:
         jsonschema.validate(json.loads(path.read_text()), dictionary("policy-set"))
 
