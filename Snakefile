@@ -36,7 +36,16 @@ from kvstages.policies import names
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import check_shared, load_studies
-from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, EXPORT_FILES, Studies, Study, once, options_of
+from kvstages.study.layout import (
+    ADAPTED_FILES,
+    ALLOCATION_FILES,
+    EVALUATION_FILES,
+    EXPORT_FILES,
+    Studies,
+    Study,
+    once,
+    options_of,
+)
 from kvstages.study.pinned import ARTIFACTS
 
 min_version("9.0")
@@ -116,9 +125,12 @@ wildcard_constraints:
     artifact="|".join(ARTIFACTS),
     # A model's record is made, and not fetched.
     filename=r"(?!decoder\.json$)[^/]+",
-    window="[a-z]+",
+    reference=rf"(?:(?:{names.DTYPE}|exact-cache)/)?[a-z]+",
+    uniform=rf"(?:{names.UNIFORM})(?:/(?:{names.DTYPE}))?",
+    set=rf"comparison/{names.BUDGET}|frontier",
+    measured=rf"(?:comparison/{names.BUDGET}|frontier)(?:/(?:{names.DTYPE}))?|gradients|screening|export",
     layer=names.LAYER,
-    dtype="float32|bfloat16|float64",
+    dtype=names.DTYPE,
     budget=names.BUDGET,
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",

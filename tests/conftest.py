@@ -9,11 +9,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from warm import warm
 
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.ledger import sha256
@@ -186,11 +190,26 @@ def published_bundle(folder: Path) -> dict[str, str]:
     }
 
 
+SERVERS = ExitStack()
+
+
+@cache
+def session_python() -> Path:
+    """The folder of the program `python` that starts warm; its server ends with the session."""
+    return SERVERS.enter_context(warm(Path(SERVERS.enter_context(TemporaryDirectory()), "warm")))
+
+
+def pytest_sessionfinish() -> None:
+    SERVERS.close()
+
+
 class Project:
     """A working directory with its own configuration, in which the repository's Snakefile runs."""
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None, snakefile: Path | None = None):
         self.folder = folder
+        # Where `run` finds Python, for Snakemake and its jobs; None for the server of the session (warm.py).
+        self.python: Path | None = None
         self.snakefile = snakefile or REPOSITORY / "Snakefile"
         search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.environment = {**os.environ, "PATH": search, "OMP_NUM_THREADS": "1", **(environment or {})}
@@ -204,11 +223,12 @@ class Project:
         return [sys.executable, "-m", "snakemake", "--snakefile", str(self.snakefile), "--cores", "1", *arguments]
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        """What snakemake prints, after checking its exit status."""
+        """What snakemake prints, after checking its exit status. Its processes start warm."""
+        python = self.python or session_python()
         done = subprocess.run(
-            self.command(*arguments),
+            [str(python / "python"), *self.command(*arguments)[1:]],
             cwd=self.folder,
-            env=self.environment,
+            env={**self.environment, "PATH": f"{python}{os.pathsep}{self.environment['PATH']}"},
             text=True,
             capture_output=True,
             timeout=3600,

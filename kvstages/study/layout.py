@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -34,10 +35,12 @@ from kvstages.study.windows import window_of
 # Names of sources of scores: from gradients; of a sample of units, measured; measured in BF16, as published.
 GRADIENTS = "gradients"
 SAMPLE = "sample"
+# Folder of the references of the FP32 model that stores keys and values exactly.
+EXACT_CACHE = "exact-cache"
 PUBLISHED = "measured-bfloat16"
 FIGURE_SUFFIXES = (".svg", ".png", ".csv")
 TABLE_SUFFIXES = (".html", ".csv")
-POLICY_FILES = ("policy.json", "steps.csv", "evaluation.json", "positions.csv")
+ALLOCATION_FILES = ("policy.json", "steps.csv")
 EVALUATION_FILES = ("evaluation.json", "positions.csv")
 ADAPTED_FILES = ("model.safetensors", "curve.csv", "training.json")
 # Folder of the model before training, among those of the adapted ones.
@@ -51,6 +54,8 @@ EXPORT_FILES = {
     )
     for engine in ENGINES
 }
+# Options of the stages that measure policies which name files that they read.
+READ = ("--model", "--windows", "--policy", "--policies", "--reference", "--truth", "--calibration")
 ENGINE_SCORE_FILES = ("scores.csv", "projections.safetensors")
 
 
@@ -254,9 +259,46 @@ class Study:
         return [(layer,) for layer in self.layers]
 
     @property
+    def base_runs(self) -> list[tuple[str, ...]]:
+        """The comparison's budgets whose bytes the published recipe sets; none where not every score is measured."""
+        return [(str(budget),) for budget in self.comparison_budgets] if self.measures_all else []
+
+    @property
     def move_runs(self) -> list[tuple[str, ...]]:
-        """What is swept around a policy: each layer; nothing where the study compares or measures nothing."""
-        return self.layer_runs if self.compares and self.measures_all else []
+        """What is swept around the exact policy of each of these budgets: each layer."""
+        return [(budget, layer) for (budget,) in self.base_runs for layer in self.layers]
+
+    @property
+    def set_runs(self) -> list[tuple[str, ...]]:
+        """Where the comparison's sets of policies lie: at each budget's bytes, and along the frontier."""
+        return [
+            *((f"comparison/{budget}",) for budget in self.comparison_budgets),
+            *([("frontier",)] if self.compares else []),
+        ]
+
+    @property
+    def reference_runs(self) -> list[tuple[str, ...]]:
+        """What policies are compared with: a window, in the folder of another arithmetic than the study's own."""
+        names = ["validation"]
+        if self.compares:
+            names.append(f"{EXACT_CACHE}/validation")
+            if self.measures_all:
+                names += ["calibration", *(f"{dtype}/validation" for dtype in self.other_dtypes)]
+        return [(name,) for name in names]
+
+    @property
+    def uniform_runs(self) -> list[tuple[str, ...]]:
+        """The uniform policies, the quantized ones also in each other arithmetic that scores are measured in."""
+        quantized = [f"{policy}/{place}".rstrip("/") for policy in self.uniform_policies for place in self.places]
+        return [("bf16",), *((name,) for name in quantized)]
+
+    @property
+    def joint_runs(self) -> list[tuple[str, ...]]:
+        """Where joint measurements of sets of policies lie: of the comparison, in the folder of another arithmetic too;
+        of the same policies on the calibration window; of the screening; of what engines run."""
+        compared = [f"{name}/{place}".rstrip("/") for (name,) in self.set_runs for place in self.places]
+        more = {"gradients": self.prediction_files, "screening": self.screens, "export": self.engines}
+        return [(name,) for name in (*compared, *(name for name, there in more.items() if there))]
 
     @property
     def adapted_runs(self) -> list[tuple[str, ...]]:
@@ -403,16 +445,17 @@ class Study:
 
     def move_files(self, budget: str) -> list[str]:
         """The sweeps of all layers around the exact policy of a comparison's budget."""
-        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for (layer,) in self.move_runs))
+        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for layer in self.layers))
+
+    @property
+    def reference_files(self) -> list[str]:
+        """All references."""
+        return self.result(*(f"reference/{name}.safetensors" for (name,) in self.reference_runs))
 
     def set_files(self, budget: str) -> list[str]:
         """The sets of policies that are measured together at a comparison's budget."""
         names = ("policy-set.json", *(["refined.json"] if self.measures_all else []))
         return self.result(*(f"comparison/{budget}/{name}" for name in names))
-
-    def set_arguments(self, budget: str) -> list[str]:
-        """The same as arguments of ``evaluate-set``."""
-        return options_of("--policies", self.set_files(budget))
 
     @property
     def score_files(self) -> list[str]:
@@ -688,14 +731,15 @@ class Study:
     def output_files(self) -> list[str]:
         """Every result but the manifest: the outputs of all stages, not only of the last."""
         return [
-            *self.result("windows.safetensors", "windows.csv", "reference/validation.safetensors"),
+            *self.result("windows.safetensors", "windows.csv"),
+            *self.reference_files,
             *(path for dtype in self.sweep_dtypes for path in self.sweep_files(dtype)),
             *self.sample_files,
             *self.score_files,
             *self.sample_score_files,
             *self.projection_files,
             *(self.result("calibration.safetensors") if self.calibrates else []),
-            *(path for name in POLICY_FILES for path in self.files_of(self.policies, name)),
+            *(path for name in ALLOCATION_FILES + EVALUATION_FILES for path in self.files_of(self.policies, name)),
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
             *self.adapted_evaluation_files,
             *self.grid_files,
@@ -714,16 +758,15 @@ class Study:
         if not self.compares:
             return []
         names = ["policy-set.json"]
-        others = self.result("frontier/policy-set.json", "reference/exact-cache/validation.safetensors")
+        others = self.result("frontier/policy-set.json")
         if self.measures_all:
             names += [
-                *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
+                *(f"{policy}/{name}" for policy in ("published", "exact") for name in ALLOCATION_FILES),
                 *(f"moves/layer-{layer}.csv" for layer in self.layers),
                 *("moves.csv", "refined.json"),
             ]
             others += self.result(
-                *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
-                *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
+                *("gradients/joint.csv", "gradients/predictions.csv"),
                 *(
                     f"policies/{policy}/{dtype}/{name}"
                     for policy in self.uniform_policies
@@ -1047,8 +1090,152 @@ class Study:
             for (layer,) in runs
         ]
 
-    def move_commands(self, runs: Sequence[Sequence[str]], budget: str) -> list[list[Any]]:
-        """The stages that measure the moves of some layers around the exact policy of a comparison's budget."""
+    def reference_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that compute some references; a run is a window, in the folder of its arithmetic."""
+        found = []
+        for (name,) in runs:
+            *folder, window = name.split("/")
+            how = self.exact_cache_arguments if folder == [EXACT_CACHE] else self.execution_arguments(*folder)
+            found.append(
+                [
+                    *("reference", "--model", self.model, "--windows", self.windows, "--window", window, *how),
+                    *("--output", *self.result(f"reference/{name}.safetensors")),
+                ]
+            )
+        return found
+
+    def uniform_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that evaluate some uniform policies; a run is a policy, with the folder of its arithmetic."""
+        found = []
+        for (name,) in runs:
+            policy, *dtype = name.split("/")
+            evaluation, positions = self.result(*(f"policies/{name}/{file}" for file in EVALUATION_FILES))
+            reference = "/".join([*dtype, "validation"])
+            found.append(
+                [
+                    *("evaluate", "--model", self.model, "--windows", self.windows, "--window", "validation"),
+                    *("--policy", *self.files_of([policy], "policy.json")),
+                    *("--reference", *self.result(f"reference/{reference}.safetensors")),
+                    *(*self.measuring_arguments(*dtype), "--output", evaluation, "--positions", positions),
+                ]
+            )
+        return found
+
+    def uniform_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read."""
+        return inputs_of(self.uniform_commands(runs))
+
+    def base_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that allocate the published recipe's policy of some budgets of the comparison, and the exact one
+        at its bytes; a run is a budget."""
+        recipes = ("published", "greedy", f"scores/{PUBLISHED}.csv"), ("exact", "exact", f"scores/{self.source}.csv")
+        return [
+            [
+                *("allocate", "--policy", policy, "--allocator", allocator),
+                *(
+                    ("--budget", budget)
+                    if policy == "published"
+                    else ("--bytes-of", *self.result(f"comparison/{budget}/published/policy.json"))
+                ),
+                *("--unit", "head", "--precisions", "int8,int4", "--sensitivity", *self.result(scores)),
+                *("--model", self.model, "--tokens", self.block),
+                *("--output", *self.result(f"comparison/{budget}/{policy}/policy.json")),
+                *("--steps", *self.result(f"comparison/{budget}/{policy}/steps.csv")),
+            ]
+            for (budget,) in runs
+            for policy, allocator, scores in recipes
+        ]
+
+    @property
+    def base_score_files(self) -> list[str]:
+        """The tables of scores that these read."""
+        return once(self.result(f"scores/{PUBLISHED}.csv", f"scores/{self.source}.csv"))
+
+    def move_base_files(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """The policies that moves are measured around; a run is a budget and a layer."""
+        return once(path for budget, _ in runs for path in self.result(f"comparison/{budget}/exact/policy.json"))
+
+    def refine_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """The same policies and the moves around them; a run is a budget."""
+        return [
+            path
+            for (budget,) in runs
+            for path in (*self.result(f"comparison/{budget}/exact/policy.json"), *self.move_files(budget))
+        ]
+
+    def refine_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that gather the moves around the exact policy of some budgets and allocate again by them."""
+        found = []
+        for (budget,) in runs:
+            base, moves, refined = self.result(
+                *(f"comparison/{budget}/{name}" for name in ("exact/policy.json", "moves.csv", "refined.json"))
+            )
+            found += [
+                ["gather", *self.move_files(budget), "--source", f"around-{budget}", "--output", moves],
+                [
+                    *("refine", "--base", base, "--moves", moves, "--sensitivity", *self.own_score_files),
+                    *("--model", self.model, "--output", refined),
+                ],
+            ]
+        return found
+
+    def set_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that make sets of policies; a run is the folder of a comparison's budget, or of the frontier."""
+        found = []
+        for (name,) in runs:
+            *_, budget = name.split("/")
+            recipes = (
+                self.frontier_arguments if name == "frontier" else [*self.equal_bytes_arguments, "--budget", budget]
+            )
+            found.append(
+                [
+                    *("policy-set", *self.score_arguments, "--model", self.model, "--tokens", self.block, *recipes),
+                    *("--output", *self.result(f"{name}/policy-set.json")),
+                ]
+            )
+        return found
+
+    def joint_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure sets of policies jointly; a run is the folder of what is measured."""
+        return [self._joint_command(name) for (name,) in runs]
+
+    def joint_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read."""
+        return inputs_of(self.joint_commands(runs))
+
+    def _joint_command(self, name: str) -> list[Any]:
+        """The comparison is also measured against the model that stores exactly. Another arithmetic leaves out what
+        would tell nothing: the spread of random policies, and precisions below INT4, beside whose error the rounding
+        of either arithmetic no longer counts."""
+        kind, *rest = name.split("/")
+        dtype = [part for part in rest if part in self.other_dtypes]
+        window = "calibration" if kind == "gradients" else "validation"
+        reference = "/".join([*dtype, window])
+        if kind == "comparison":
+            policies = self.set_files(rest[0])
+        elif kind == "gradients":
+            policies = self.predicted_set_files
+        else:
+            policies = self.result(f"{kind}/{'policies' if kind == 'screening' else 'policy-set'}.json")
+        if kind in ("screening", "export"):
+            how = [*self.execution_arguments(), *options_of("--calibration", self.result("calibration.safetensors"))]
+        else:
+            how = self.measuring_arguments(*dtype)
+        if kind in ("comparison", "frontier"):
+            how += options_of("--truth", self.result(f"reference/{EXACT_CACHE}/validation.safetensors"))
+        if dtype:
+            left_out = ["random"] if kind == "comparison" else ["exact-low", "exact-split-low"]
+            how += options_of("--without", left_out)
+        return [
+            *("evaluate-set", "--model", self.model, "--windows", self.windows, "--window", window),
+            *options_of("--policies", policies),
+            *("--reference", *self.result(f"reference/{reference}.safetensors"), *how),
+            *("--output", *self.result(f"{name}/joint.csv")),
+        ]
+
+    def move_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure moves around the exact policy of a comparison's budget; a run is a budget and a
+        layer."""
         return [
             [
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
@@ -1056,7 +1243,7 @@ class Study:
                 *(*options_of("--precision", ("bf16", "int8", "int4")), *self.measuring_arguments()),
                 *("--output", *self.result(f"comparison/{budget}/moves/layer-{layer}.csv")),
             ]
-            for (layer,) in runs
+            for budget, layer in runs
         ]
 
     def adapt_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
@@ -1374,6 +1561,11 @@ def filled(value: Any, wildcards: Any) -> Any:
 def options_of(option: str, values: Iterable[Any]) -> list[Any]:
     """An option again before each of its values."""
     return [word for value in values for word in (option, value)]
+
+
+def inputs_of(commands: Iterable[Sequence[Any]]) -> list[str]:
+    """The files that commands which measure policies read."""
+    return once(value for words in commands for option, value in pairwise(words) if option in READ)
 
 
 def once(values: Iterable[str]) -> list[str]:

@@ -99,10 +99,26 @@ def test_no_date_and_no_version_inside(name, drawn):
     assert b"tIME" not in png
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("small"), layers=2, heads=2, budgets=("0.01",))
+
+
 @pytest.mark.parametrize("name", DRAW)
-def test_small_study_with_one_budget(name, tmp_path):
-    small = write_study(tmp_path / "small", layers=2, heads=2, budgets=("0.01",))
+def test_small_study_with_one_budget(name, small, tmp_path, monkeypatch):
+    """As a picture of one kind, with few resampled blocks."""
+    saved = []
+
+    def save(figure, file, **options):
+        saved.append(options["format"])
+        if options["format"] == "svg":
+            whole(figure, file, **options)
+
+    whole = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     draw(name, small, tmp_path / f"{name}.svg")
+    assert saved == ["png", "svg"]
     assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 

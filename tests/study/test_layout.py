@@ -213,13 +213,16 @@ def test_a_study_calibrates_for_its_own_precisions_where_one_needs_it(name: str,
     expected = ["results/small/calibration.safetensors"] if needed else []
     assert own.calibration_files == expected and set(expected) <= set(own.output_files)
     assert own.calibrates == needed
-    swept = [*own.sweep_commands(own.layer_runs, "float32"), *own.move_commands(own.layer_runs, "0.0003")]
+    swept = [*own.sweep_commands(own.layer_runs, "float32"), *own.move_commands(own.move_runs)]
     trained = [*own.adapt_commands(own.adapted_runs), *own.grid_commands(own.grid_runs)]
-    measured = own.adapted_evaluation_commands(own.adapted_evaluation_runs)
+    measured = [
+        *own.adapted_evaluation_commands(own.adapted_evaluation_runs),
+        *own.uniform_commands(own.uniform_runs),
+        *own.joint_commands(own.joint_runs),
+    ]
     here = ["--model", "m", "--windows", "w", "--window", "validation", "--output", "o"]
     shells = [
         ["evaluate", *here, "--policy", "p", "--reference", "r", "--positions", "q", *own.measuring_arguments()],
-        ["evaluate-set", *here, "--policies", "p", "--reference", "r", *own.measuring_arguments("bfloat16")],
         ["gradients", *here[:4], *own.gradient_arguments, "--output-table", "t", "--projections", "p"],
         ["generate", *here, *own.generation_arguments],
     ]
@@ -229,6 +232,8 @@ def test_a_study_calibrates_for_its_own_precisions_where_one_needs_it(name: str,
         own.adapt_inputs(own.adapted_runs),
         own.grid_inputs(own.grid_runs),
         own.adapted_evaluation_inputs(own.adapted_evaluation_runs),
+        own.uniform_inputs(own.uniform_runs),
+        own.joint_inputs(own.joint_runs),
     ):
         assert (inputs.count("results/small/calibration.safetensors") == 1) == needed
     assert "--calibration" not in own.execution_arguments()  # of stages that quantize nothing
@@ -243,6 +248,39 @@ def test_recipes_and_adapted_policies_ask_for_the_calibration_too_and_a_sample_g
     for command in own.sample_commands(own.sample_runs):
         assert taken(*command)["calibration"] == "results/small/calibration.safetensors"
     assert len(set(own.all_files)) == len(own.all_files)
+
+
+def test_every_reference_and_set_of_policies_is_made_and_measured_once() -> None:
+    """By the commands of all runs, which read files of the study or what others of them make."""
+    own = study(FULL)
+    made = {
+        "reference": own.reference_commands(own.reference_runs),
+        "allocate": own.base_commands(own.base_runs),
+        "policy-set": own.set_commands(own.set_runs),
+        "evaluate": own.uniform_commands(own.uniform_runs),
+        "evaluate-set": own.joint_commands(own.joint_runs),
+    }
+    outputs = [words["output"] for stage, commands in made.items() for words in (taken(*each) for each in commands)]
+    assert len(set(outputs)) == len(outputs) and set(outputs) <= set(own.output_files)
+    places = ("comparison/0.0003", "comparison/0.0003/bfloat16", "frontier", "frontier/bfloat16")
+    assert own.joint_runs == [(name,) for name in (*places, "gradients", "screening", "export")]
+    assert set(own.joint_inputs(own.joint_runs)) | set(own.uniform_inputs(own.uniform_runs)) <= set(own.all_files)
+    for (name,), words in zip(own.joint_runs, made["evaluate-set"], strict=True):
+        found = taken(*words)
+        other = "bfloat16/" if name.endswith("bfloat16") else ""
+        window = "calibration" if name == "gradients" else "validation"
+        assert found["reference"] == f"results/small/reference/{other}{window}.safetensors"
+        assert found["compute_dtype"] == ("bfloat16" if other else "float32")
+        assert (found.get("truth") is not None) == (name in places)
+        assert bool(found.get("without")) == bool(other)
+
+
+def test_one_set_alone_asks_for_its_own_files_only() -> None:
+    own = study(FULL)
+    policies = [f"results/small/comparison/0.0003/{name}.json" for name in ("policy-set", "refined")]
+    references = [f"results/small/reference/{name}.safetensors" for name in ("validation", "exact-cache/validation")]
+    found = own.joint_inputs([("comparison/0.0003",)])
+    assert sorted(found) == sorted([own.model, own.windows, *policies, *references])
 
 
 def test_options_of() -> None:

@@ -1,9 +1,8 @@
 """Quantizer schemes beside each other: scores of all from one set of gradients, the best at each budget, all measured.
 
-Needs: the model, results/{study}/windows.safetensors, results/{study}/calibration.safetensors,
-results/{study}/reference/validation.safetensors.
+Needs: the model, results/{study}/windows.safetensors, results/{study}/calibration.safetensors.
 Makes: results/{study}/screening/gradients.csv and projections.safetensors, scores.csv and checks.csv (those beyond second
-order measured), policies.json, joint.csv.
+order measured), policies.json; measurement.smk measures these.
 """
 
 
@@ -86,31 +85,3 @@ rule screen_schemes:
     shell:
         "kvstages --code {params.code} screen --sensitivity {input.sensitivity} --model {input.model}"
         " --tokens {params.tokens} {params.screen} --output {output} 2> {log}"
-
-
-rule measure_schemes:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-        calibration="results/{study}/calibration.safetensors",
-        reference="results/{study}/reference/validation.safetensors",
-        policies="results/{study}/screening/policies.json",
-    output:
-        "results/{study}/screening/joint.csv",
-    log:
-        "logs/measure_schemes/{study}.log",
-    benchmark:
-        "benchmarks/measure_schemes/{study}.tsv"
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        execution=STUDIES.ask("execution_arguments"),
-        code=code("evaluate-set"),
-        packages=packages("evaluate-set"),
-    message:
-        "{wildcards.study}: measure every quantizer scheme jointly"
-    shell:
-        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
-        " --calibration {input.calibration} --policies {input.policies} --reference {input.reference}"
-        " {params.execution} --output {output} 2> {log}"
