@@ -99,7 +99,8 @@ def write_adapted(place: Path, arm: str, control: str, policies: dict[str, dict]
     write_gappy(place / "evaluation.csv", table)
     if arm:
         write_json(place / "training.json", {
-            "arm": arm, "control": control, "weights_dtype": "bfloat16", "cache": "noise" if control else "exact",
+            "arm": arm, "control": control, "weights_dtype": "bfloat16", "order": "sequential",
+            "cache": "noise" if control else "exact",
             "policy": "int4" if control else "", "steps": 50, "learning_rate": 1e-6, "beta": 1.0, "weight_decay": 0.01,
             "clip": 1.0, "batch": 4, "seed": seed, "window": "adaptation", "tokens_seen": 12800, "weights": 44_000_000,
             "changed_share": 0.013, "relative_change": 1e-5, "mean_change": 1e-7, "largest_change": 1e-4,

@@ -1279,7 +1279,8 @@ class Study:
             found.append(
                 [
                     *("adapt-grid", "--model", self.model, "--windows", self.windows, *self._cache_arguments(name)),
-                    *("--seed", min(arm["seeds"]), *self._optimizer_arguments, "--weights", arm["weights"]),
+                    *("--order", arm["order"], "--seed", min(arm["seeds"])),
+                    *(*self._optimizer_arguments, "--weights", arm["weights"]),
                     *(word for key, values in tried.items() for word in options_of(_option(key), sorted(values))),
                     *(*self.measuring_arguments(), "--output", self.grid_file(name)),
                 ]
@@ -1318,7 +1319,8 @@ class Study:
             chosen = [word for key in arms.SETTINGS for word in (_option(key), entry[key])]
         return [
             *("--arm", name, *(["--control", arm["control"]] if "control" in arm else [])),
-            *(*self._cache_arguments(name), "--seed", seed, *chosen, *self._optimizer_arguments),
+            *(*self._cache_arguments(name), "--order", arm["order"], "--seed", seed),
+            *(*chosen, *self._optimizer_arguments),
             *("--compute-dtype", arm["weights"], *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
             *self.calibration_arguments,
         ]

@@ -28,16 +28,23 @@ CALIBRATION_COUNT, MOST_VALIDATION = 16, 32
 PROBES, SAMPLE = 16, 24
 # Blocks that schemes are screened on before the study; how many of the best ones the study itself then measures.
 SCREENED_BLOCKS, BEST = 4, 2
-# The published recipe with weights in FP32, and a control that draws no noise.
-TRAINING = {"weights": "float32", "steps": 50, "learning_rate": 1e-6, "beta": 1.0}
+# The published recipe with weights in FP32 and shuffled batches, and a control without noise.
+TRAINING = {
+    "weights": "float32",
+    "order": "shuffled",
+    "steps": 50,
+    "learning_rate": 1e-6,
+    "beta": 1.0,
+    "seeds": [1337, 2026, 9001, 1, 2],
+}
 ADAPTATION = {
     "batch": 4,
     "weight_decay": 0.01,
     "clip": 1.0,
     "policies": ["greedy-0.01", "int4"],
     "arms": {
-        "noise": {**TRAINING, "noise": "int4", "seeds": [1337, 2026, 9001], "control": "control"},
-        "control": {**TRAINING, "seeds": [1337]},
+        "noise": {**TRAINING, "noise": "int4", "control": "control"},
+        "control": TRAINING,
     },
 }
 COMMON = {

@@ -156,8 +156,22 @@ def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_ta
         assert (found.get("published") == "gpt2-nano") == entry.published
 
 
+def test_only_the_measuring_of_finished_models_reads_the_validation_window_and_once_a_model() -> None:
+    """Whatever chooses settings or trains is told of other windows, and has no files of that one."""
+    own = study()
+    choosing = [*own.grid_commands(own.grid_runs), *own.adapt_commands(own.adapted_runs)]
+    read = [*own.grid_inputs(own.grid_runs), *own.adapt_inputs(own.adapted_runs)]
+    assert choosing and not [word for word in [*itertools.chain(*choosing), *read] if "validation" in str(word)]
+    measuring = own.adapted_evaluation_commands(own.adapted_evaluation_runs)
+    assert all(line[line.index("--window") + 1] == "validation" for line in measuring)
+    models = [line[line.index("--model") + 1] for line in measuring]
+    assert len(models) == len(set(models)) == 1 + len(own.adapted_models)
+
+
 def test_an_arm_without_noise_trains_without() -> None:
-    assert study().training_arguments("control", "1337")[:4] == ["--arm", "control", "--seed", "1337"]
+    assert study().training_arguments("control", "1337")[:6] == [
+        *("--arm", "control", "--order", "sequential", "--seed", "1337"),
+    ]
     assert study().training_arguments("noise", "1337")[2:6] == ["--control", "control", "--noise", "int4"]
 
 
