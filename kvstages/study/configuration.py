@@ -744,6 +744,7 @@ def adaptation(where: str, value: Any) -> None:
     def arm(where: str, value: Any) -> None:
         required = {
             "weights": one_of(DTYPES),
+            "order": one_of(arms.ORDERS),
             "seeds": lambda where, value: each(where, value, seed, "seeds"),
         }
         optional = {
