@@ -75,15 +75,20 @@ STUDY = {
         "policies": ["greedy-1e-06", "int4", "int2"],
         "arms": {
             "noise": {
-                **{"weights": "float32", "noise": "int4", "seeds": [1337]},
+                **{"weights": "float32", "order": "sequential", "noise": "int4", "seeds": [1337]},
                 **{"steps": 2, "learning_rate": 1e-3, "beta": 1.0, "control": "control"},
             },
-            "control": {"weights": "float32", "seeds": [1337], "steps": 2, "learning_rate": 1e-3, "beta": 1.0},
+            "control": {
+                **{"weights": "float32", "order": "sequential", "seeds": [1337]},
+                **{"steps": 2, "learning_rate": 1e-3, "beta": 1.0},
+            },
             "straight-through": {
-                **{"weights": "float32", "straight-through": "int2", "seeds": [1337]},
+                **{"weights": "float32", "order": "shuffled", "straight-through": "int2", "seeds": [1337]},
                 **{"steps": [1, 2], "learning_rate": 1e-3, "beta": [1.0, 3.0], "control": "chosen-control"},
             },
-            "chosen-control": {"weights": "float32", "seeds": [1337], "settings_of": "straight-through"},
+            "chosen-control": {
+                **{"weights": "float32", "order": "shuffled", "seeds": [1337], "settings_of": "straight-through"},
+            },
         },
     },
 }

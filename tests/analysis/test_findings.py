@@ -19,7 +19,7 @@ from kvstages.analysis.adaptation_page import page as adaptation_page
 from kvstages.analysis.findings import add_machine, read_findings
 from kvstages.analysis.results_page import END, START, page, put_block, readme_block
 from kvstages.cli import main
-from kvstages.files.atomic import write_bytes, write_json
+from kvstages.files.atomic import write_bytes, write_json, write_table
 from kvstages.files.read import read_json
 
 TABLES = ["equal-bytes", "frontier", "results", "gradients", "prediction", "proxy-joint"]
@@ -133,7 +133,11 @@ def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkey
         assert run("table", name, *arguments, "--output", study / f"tables/{name}.html")[0] == 0
     windows = pd.read_csv(study / "windows.csv")
     Path("README.md").write_text(f"{START}\n{END}\n")
-    assert run("findings", study, "--adaptation", study, "--machine", "M") == (0, "")
+    trained = tmp_path / "results" / "adaptation"
+    shutil.copytree(study, trained)
+    spent = {"rule": ["adapt_models", "all"], "cpu_seconds": [240.0, 500.0]}
+    write_table(tmp_path / "benchmarks" / "adaptation" / "time.csv", spent)
+    assert run("findings", study, "--adaptation", trained, "--machine", "M") == (0, "")
     text = Path("docs/adaptation.md").read_text()
     table = pd.read_csv(study / "tables/adaptation.csv")
     row = table[table["against"] == "published-control"].iloc[0]
@@ -143,6 +147,7 @@ def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkey
     short = brief(read_json(Path("docs/findings.json"))["adaptation"])
     assert short in Path("README.md").read_text() and short.endswith("training shows no gain.")
     assert f"{windows['document'].nunique()} held-out texts, up to 3 seeds" in text
+    assert "took 4 minutes of one core of this processor" in text
     assert not re.search(r"\bNone\b|\bnan\b|\{|\}", text)
     assert run("findings") == (0, "") and Path("docs/adaptation.md").read_text() == text
     # Another machine's numbers of the default study leave those of the adaptation as they are.

@@ -304,7 +304,7 @@ def test_bytes_are_those_of_the_policy_and_little_else_is_resident():
     generated(model, prompt(2, 1100), cache)
     for layer in cache.layers:
         layer.store.settle()
-    size = policy_bytes(mixed(), 12, 1106)
+    size = policy_bytes(mixed(), (12, 12), 1106)
     assert cache.payload_bytes == 2 * size.payload
     assert cache.scale_bytes == 2 * size.scales + size.once
     held = cache.payload_bytes + cache.scale_bytes
@@ -551,7 +551,17 @@ def policy(tmp_path: Path, exact) -> Path:
 def record(grid: PrecisionGrid, model: Any) -> dict[str, Any]:
     names = sorted({"bf16", *grid.flat()})
     made = policy_record(
-        "p", "greedy", Budget(0.1, "nats"), grid, 0.05, 3, 12, 64, unit="head", ladder=names, sensitivity="made-up"
+        "p",
+        "greedy",
+        Budget(0.1, "nats"),
+        grid,
+        0.05,
+        3,
+        (12, 12),
+        64,
+        unit="head",
+        ladder=names,
+        sensitivity="made-up",
     )
     return identified(made, opened(model).identity(model), names)
 

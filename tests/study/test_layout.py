@@ -156,8 +156,22 @@ def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_ta
         assert (found.get("published") == "gpt2-nano") == entry.published
 
 
+def test_only_the_measuring_of_finished_models_reads_the_validation_window_and_once_a_model() -> None:
+    """Whatever chooses settings or trains is told of other windows, and has no files of that one."""
+    own = study()
+    choosing = [*own.grid_commands(own.grid_runs), *own.adapt_commands(own.adapted_runs)]
+    read = [*own.grid_inputs(own.grid_runs), *own.adapt_inputs(own.adapted_runs)]
+    assert choosing and not [word for word in [*itertools.chain(*choosing), *read] if "validation" in str(word)]
+    measuring = own.adapted_evaluation_commands(own.adapted_evaluation_runs)
+    assert all(line[line.index("--window") + 1] == "validation" for line in measuring)
+    models = [line[line.index("--model") + 1] for line in measuring]
+    assert len(models) == len(set(models)) == 1 + len(own.adapted_models)
+
+
 def test_an_arm_without_noise_trains_without() -> None:
-    assert study().training_arguments("control", "1337")[:4] == ["--arm", "control", "--seed", "1337"]
+    assert study().training_arguments("control", "1337")[:6] == [
+        *("--arm", "control", "--order", "sequential", "--seed", "1337"),
+    ]
     assert study().training_arguments("noise", "1337")[2:6] == ["--control", "control", "--noise", "int4"]
 
 
@@ -376,6 +390,17 @@ def test_a_larger_sample_holds_a_smaller_one() -> None:
     swept = [(int(command[6]), head) for command in commands for head in taken(*command)["heads"]]
     assert swept == [(layer, str(head)) for layer, head in own.sampled_units]
     assert len(commands) == len({layer for layer, _ in own.sampled_units}) < 9
+
+
+def test_a_layer_is_measured_as_a_whole_and_sampled_by_its_heads() -> None:
+    own = study({key: value for key, value in STUDY.items() if key != "comparison"}, unit="layer")
+    (command, *others) = own.sweep_commands(own.layer_runs, "float32")
+    assert len(others) == own.number_of_layers - 1 and taken(*command)["parts"] == ["layer"]
+    assert own.allocation_arguments("greedy-0.01")[-4:-2] == ["--unit", "layer"]
+    compared = study(COMPARED, unit="layer").sweep_commands([("00",)], "float32")[0]
+    assert taken(*compared)["parts"] == ["kv", "k", "v", "layer"]
+    sampled = study(HUGGINGFACE, unit="layer", sample=2)
+    assert all(taken(*command)["parts"] == ["kv"] for command in sampled.sample_commands(sampled.sample_runs))
 
 
 def test_recipes_of_a_study_are_measured_beside_the_others_and_their_precisions_scored() -> None:

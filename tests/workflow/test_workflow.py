@@ -77,8 +77,9 @@ def published(tmp_path_factory: pytest.TempPathFactory, probe: dict[str, str]) -
     paths = published_bundle(files)
     project = Project(tmp_path_factory.mktemp("published"), probe)
     study = study_of({"source": "hub", "location": "owner/small", "revision": REVISION}, files, paths)
-    recipe = {"weights": "bfloat16", "noise": "int4", "steps": 2, "learning_rate": 1e-3, "beta": 1.0}
-    adaptation = {**study["adaptation"], "arms": {"published": {**recipe, "seeds": [1337, 2026]}}}
+    training = {"weights": "bfloat16", "steps": 2, "learning_rate": 1e-3, "beta": 1.0}
+    recipe = {**training, "order": "sequential", "noise": "int4", "seeds": [1337, 2026]}
+    adaptation = {**study["adaptation"], "arms": {"published": recipe}}
     project.configure({**study, **PUBLISHED_WAY, "adaptation": adaptation, "published": "gpt2-nano"})
     with hub({"owner/small": {REVISION: {path: (files / path).read_bytes() for path in paths.values()}}}) as address:
         project.environment["HF_ENDPOINT"] = address
@@ -108,7 +109,7 @@ def dictionary(name: str) -> dict[str, Any]:
 
 
 def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict[str, str]]) -> None:
-    """With two seeds for the noise; the other arms draw nothing at random and run once."""
+    """With two seeds for the noise; the other arms run once."""
     study = study_of({"source": "local", "location": str(artifacts[0])}, *artifacts)
     arms = study["adaptation"]["arms"]
     several = {**arms, "noise": {**arms["noise"], "seeds": [1337, 2026]}}
@@ -265,6 +266,8 @@ def test_manifest_names_inputs_configuration_and_environment(finished: Project) 
 def test_tables_are_what_their_dictionary_says(finished: Project, name: str) -> None:
     schema = dictionary(name)
     assert list(schema["properties"]) == schema["required"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
     paths = sorted((finished.folder / "results" / "small").glob(TABLES[name]))
     assert paths
     rows = 0
@@ -272,7 +275,7 @@ def test_tables_are_what_their_dictionary_says(finished: Project, name: str) -> 
         assert columns(path) == schema["required"], path
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                jsonschema.validate({key: typed(value) for key, value in row.items()}, schema)
+                validator.validate({key: typed(value) for key, value in row.items()})
                 rows += 1
     assert rows
 
