@@ -317,7 +317,7 @@ def study_case(shape: str, dtype: str, execution: str, threads: int) -> dict[str
     grids += [mixed_policy(config)] * 5
     of_scores = {"unit": "head", "ladder": ("bf16", *PRECISIONS), "sensitivity": "none"}
     policies = [
-        policy_record("policy", "greedy", Budget(0.01, "nats"), grid, 0.0, 0, config.head_dim, 64, **of_scores)
+        policy_record("policy", "greedy", Budget(0.01, "nats"), grid, 0.0, 0, config.shape.widths, 64, **of_scores)
         for grid in grids
     ]
     noise = PrecisionGrid.uniform(config.num_layers, config.num_heads, "int4")

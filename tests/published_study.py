@@ -222,7 +222,7 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
     layers, heads = scores["int8"].shape
     precisions = [list(layer[:heads]) for layer in published["precisions"].keys[:layers]]
     grid = PrecisionGrid(precisions, precisions)
-    sizes = byte_record(grid, HEAD_WIDTH, POSITIONS)
+    sizes = byte_record(grid, (HEAD_WIDTH, HEAD_WIDTH), POSITIONS)
     compression = sizes["bf16"] / sizes["total"]
     allocator, text = split_policy(policy)
     budget = None if text is None else float(text)
@@ -233,7 +233,7 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
         "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
         "precisions": {"keys": precisions, "values": precisions},
         "tensors": tensor_counts(grid), "proxy": published["proxy"], "proxy_steps": len(steps),
-        "average_payload_bits": average_payload_bits(grid), "tokens": POSITIONS,
+        "average_payload_bits": average_payload_bits(grid, (HEAD_WIDTH, HEAD_WIDTH)), "tokens": POSITIONS,
         "bytes": sizes, "compression": compression,
     })  # fmt: skip
     record = _evaluation(policy, metrics, published["proxy"])

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvstages.analysis.findings import rounded
-from kvstages.analysis.number_text import nats
+from kvstages.analysis.engines_page import engine_lines, read_engines
+from kvstages.analysis.number_text import nats, rounded
 from kvstages.files.read import read_columns, read_record
 
 POLICY = ["mean_kl", "mean_kl_low", "mean_kl_high", "agreement", "total_bytes", "compression", "proxy"]
@@ -57,7 +57,8 @@ def read_decoder(study: Path) -> dict[str, Any]:
         found["domains"] = _rows(read_columns(tables / "domains.csv", DOMAINS, texts, RATIOS))
     if (tables / "generation.csv").exists():
         found["generated"] = _rows(read_columns(tables / "generation.csv", GENERATED, ["prefill", "policy"]))
-    return found
+    engines = read_engines(tables)
+    return {**found, "engines": engines} if engines else found
 
 
 def _window(study: Path, settings: Mapping[str, Any]) -> dict[str, int]:
@@ -122,6 +123,8 @@ def section(name: str, found: Mapping[str, Any]) -> str:
                 f"| {row['budget'] or '–'} | {row['recipe']} | `{row['scheme']}` | {row['bits_at_end']:.2f} | "
                 f"{nats(row['mean_kl'])}{kl} | {100 * row['agreement']:.1f} % | {_number(row['times_less'])}{times} |"
             )
+    if "engines" in found:
+        lines += ["", *engine_lines(found["engines"])]
     if "domains" in found:
         lines += _domains(found["domains"])
     if "generated" in found:

@@ -64,7 +64,7 @@ def command(
     place = prepare(device, threads)
     decoder = calibrated(open_decoder(model, DTYPES["float32"], place), calibration)
     tokens = load_window(windows, window, decoder.shape).to(place)
-    formats = [form.precision for engine in engines for form in ENGINES[engine].fitting(decoder.shape.key_width)]
+    formats = [form.precision for engine in engines for form in ENGINES[engine].fitting(decoder.shape.widths)]
     wanted = tuple(by_size(name for name in formats if name != "bf16"))
     timings = timings_of(wanted)
     block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))

@@ -90,7 +90,8 @@ class ComputedLogits:
     """Logits [B, T, V] of the unquantized decoder, computed as they are asked for.
 
     Token ids [B, T]. The blocks that are asked for together go through the layers together, as under a policy, and
-    their states [blocks, T, E] are kept until others are asked for.
+    their states [blocks, T, E] are kept until others are asked for. ValueError names the first block and position whose
+    logits are not finite.
     """
 
     def __init__(self, model: Decoder, tokens: Tensor, setting: Setting):
@@ -107,7 +108,7 @@ class ComputedLogits:
             cache = policy_cache(self._model, dense_grid(self._model), *part.shape, execution)
             self._states = run_layers(self._model, self._model.embed(part), cache, execution)
             self._blocks = blocks
-        return self._model.logits(self._states[:, positions])
+        return _checked((where, self._model.logits(self._states[:, positions])))[1]
 
 
 def read_reference(path: Path, made: Mapping[str, Any]) -> StoredLogits:

@@ -78,9 +78,10 @@ class Projections:
         return self._mean_kl(self.of_policy(grid).sum(axis=(2, 3)))
 
     def additive_kl(self, grid: PrecisionGrid, unit: str) -> np.ndarray:
-        """Sum of the mean KL of a policy's units (head or keys-values) by block [B]: no interactions between units."""
+        """Sum of the mean KL of a policy's units by block [B]: no interactions between units, nor between the heads
+        of a layer."""
         chosen = self.of_policy(grid)
-        if unit == "head":
+        if unit != "keys-values":
             chosen = chosen[:, :, :, : self.heads] + chosen[:, :, :, self.heads :]
         return self._mean_kl(chosen).sum(axis=(1, 2))
 

@@ -672,9 +672,10 @@ def domains(where: str, value: Any) -> None:
     """Texts by name, and lengths of blocks, on each of which policies are made and measured."""
 
     def pattern(where: str, value: Any) -> None:
-        text(where, value)
-        if "|" in value:
-            raise ValueError(f"{where}: {kind(value)}, expected a document's name without |")
+        title(where, value)
+        # | stands between patterns on a command line; Snakemake writes a rule's parameters into a script of the report.
+        if re.search(r"[|<]", value):
+            raise ValueError(f"{where}: {kind(value)}, expected a document's name without | and <")
 
     def texts_by_name(where: str, value: Any) -> None:
         if not isinstance(value, Mapping) or not value:

@@ -20,14 +20,14 @@ from typing import Any, Protocol
 
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
-from kvstages.cache.precision_grid import PARTS, UNITS
+from kvstages.cache.precision_grid import LAYER, UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.cache.schemes import precision
 from kvstages.policies import screening
 from kvstages.policies.budgets import Budget
 from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
 from kvstages.policies.recipes import parse_recipe
-from kvstages.scores.columns import BF16_STEP, FLOOR
+from kvstages.scores.columns import BF16_STEP, FLOOR, SCORED
 from kvstages.study import arms
 from kvstages.study.pinned import DOCUMENTS, MODEL, TEXT, Pinned, is_gguf, pinned_files
 from kvstages.study.windows import window_of
@@ -184,6 +184,11 @@ class Study:
             else []
         )
         return sorted(sorted(heads, key=lambda place: sha256(f"{place[0]}:{place[1]}".encode()).digest())[:count])
+
+    @property
+    def sampled_parts(self) -> tuple[str, ...]:
+        """What is measured of those: whole heads where the unit is the layer, whose score is a sum over them."""
+        return UNITS["head" if self.settings["unit"] == LAYER else self.settings["unit"]]
 
     @property
     def sample_runs(self) -> list[tuple[str, ...]]:
@@ -962,11 +967,11 @@ class Study:
     def intervention_arguments(self, dtype: str) -> list[str]:
         """The interventions of a sweep, as arguments of ``sweep``: parts, precisions, and control interventions.
 
-        A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
+        A comparison needs every part of a head and the layer at all of its precisions, in BF16 arithmetic whole heads.
         """
         parts = UNITS[self.settings["unit"]]
         if self.compares:
-            parts = PARTS if dtype == self.compute_dtype else UNITS["head"]
+            parts = SCORED if dtype == self.compute_dtype else UNITS["head"]
         tried = [*self.scored_precisions, FLOOR, BF16_STEP]
         return [*options_of("--part", parts), *options_of("--precision", tried)]
 
@@ -1083,7 +1088,7 @@ class Study:
             [
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
                 *options_of("--head", [head for own, head in self.sampled_units if own == int(layer)]),
-                *options_of("--part", UNITS[self.settings["unit"]]),
+                *options_of("--part", self.sampled_parts),
                 *(*options_of("--precision", tried), *self.measuring_arguments()),
                 *("--output", *self.result(f"sample/layer-{layer}.csv")),
             ]
@@ -1368,7 +1373,7 @@ class Study:
     @property
     def equal_bytes_arguments(self) -> list[Any]:
         """Recipes as arguments of ``policy-set``: the published one, which sets the bytes; every allocator on the
-        study's own scores; random ones.
+        study's own scores; the exact one on other units and scores; random ones.
         """
         settings = self.settings["comparison"]
         allocators = ["exact", "by-layer", "by-depth", "reconstruction"]
@@ -1378,6 +1383,7 @@ class Study:
             self.baseline,
             *([f"exact-bf16=exact:{PUBLISHED}:head:int8,int4"] if self.measures_all else []),
             *(f"{name}={name}:{self.source}:head:int8,int4" for name in allocators),
+            f"exact-layer=exact:{self.source}:layer:int8,int4",
             *self.extensions,
             *self.int8_alone,
             *(self.other_source if self.measures_all else []),

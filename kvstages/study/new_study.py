@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from kvstages.cache.schemes import INTEGER_BITS, bits_per_element, precision
+from kvstages.cache.schemes import INTEGER_BITS, SIDES, bits_per_element, precision
 from kvstages.files.ledger import sha256
 from kvstages.study.documents import Document, draw_blocks
 
@@ -136,10 +136,12 @@ def cut_stretches(tokens: int, context: int) -> tuple[int, dict[str, list[int]]]
     return block, windows
 
 
-def screening_budgets(width: int, tokens: int) -> list[str]:
-    """What INT4 takes in a cache of so many tokens, with heads of this width, rounded up to a quarter of a bit; and a
-    bit less."""
-    _, bits = bits_per_element(precision("int4"), "k", width, tokens)
+def screening_budgets(widths: Sequence[int], tokens: int) -> list[str]:
+    """What INT4 takes in a cache of so many tokens, with keys and values of these widths, rounded up to a quarter of a
+    bit; and a bit less."""
+    sides = zip(SIDES, widths, strict=True)
+    bits = sum(width * bits_per_element(precision("int4"), side, width, tokens)[1] for side, width in sides)
+    bits /= sum(widths)
     most = math.ceil(4 * bits) / 4
     return [f"{most:g}bits", f"{most - 1:g}bits"]
 

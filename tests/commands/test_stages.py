@@ -26,7 +26,9 @@ WAYS = ["one-pass", "token-by-token"]
 GRID = PrecisionGrid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
 BUDGET = Budget(0.1, "nats")
 POLICY = identified(
-    policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up"),
+    policy_record(
+        "mixed", "greedy", BUDGET, GRID, 0.05, 3, (8, 8), 12, unit="head", ladder=BITS, sensitivity="made-up"
+    ),
     identity_of(random_model()),
 )
 

@@ -173,6 +173,19 @@ def test_sensitivity_of_keys_and_values_apart_unless_both_are_known_together(tmp
     assert set(sensitivity.numbers(tmp_path / "all.csv")["part"]) == {"kv"}
 
 
+def test_sensitivity_of_whole_layers(tmp_path):
+    write_gappy(tmp_path / "s.csv", sensitivity_table(heads=1, parts=("layer",)))
+    table = sensitivity.numbers(tmp_path / "s.csv")
+    with style():
+        figure = sensitivity.draw(table)
+    assert "one layer quantized" in figure.get_suptitle() and len(table) == 24
+    maps = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert [axes.get_xlabel() for axes in maps] == ["all heads"] * 2 and not any(len(a.get_xticks()) for a in maps)
+    both = sensitivity_table(parts=("kv",)), sensitivity_table(heads=1, parts=("layer",))
+    write_gappy(tmp_path / "both.csv", pd.concat(both))
+    assert set(sensitivity.numbers(tmp_path / "both.csv")["part"]) == {"kv"}
+
+
 def test_allocation_draws_coinciding_policies_once(drawn):
     _, table = drawn["allocation"]
     own = table[table["policy"] == "greedy-0.01"]

@@ -32,9 +32,9 @@ from kvstages.policies.record import read_policies
 MEMORY = 1 << 30
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 RECIPES = [
-    Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
-    Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", head_dim=8, tokens=12)),
-    Recipe("random", "at-random", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
+    Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), widths=(8, 8), tokens=12)),
+    Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", widths=(8, 8), tokens=12)),
+    Recipe("random", "at-random", random_table(3, 2, ("int8", "int4"), widths=(8, 8), tokens=12)),
 ]
 SET = equal_bytes(RECIPES, Budget(2500, "bytes"), random=4, draws=9, seed=0)
 

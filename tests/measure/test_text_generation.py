@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("int2", "int8"):
         grid = PrecisionGrid.uniform(3, 2, name)
         record = policy_record(
-            name, "uniform", None, grid, 0.5, 0, 8, 12, unit="head", ladder=list(BITS), sensitivity="made-up"
+            name, "uniform", None, grid, 0.5, 0, (8, 8), 12, unit="head", ladder=list(BITS), sensitivity="made-up"
         )
         write_json(tmp_path / f"{name}.json", identified(record, identity_of(model)))
     return tmp_path

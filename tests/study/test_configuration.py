@@ -186,7 +186,7 @@ def test_a_right_study_from_a_folder(study, source):
         ("compute_dtype", "bf16", "compute_dtype: the text 'bf16', expected one of float32, bfloat16, float64"),
         ("sensitivity", "gradient", "sensitivity: the text 'gradient', expected one of measured, gradients"),
         ("probes", 0, "probes: 0, expected at least 1 (backward passes of the scores from gradients)"),
-        ("unit", "layer", "unit: the text 'layer', expected one of head, keys-values"),
+        ("unit", "model", "unit: the text 'model', expected one of head, keys-values, layer"),
         ("precisions", ["int8", "int7"], "precisions[1]: precision 'int7': 'int7' has 7 bits; expected 8, 6, 5, 4"),
         ("precisions", ["int8", "int8"], "precisions[1]: int8 repeats precisions[0]"),
         ("precisions", ["int4", "int8"], "precisions: int4, int8; expected them from most bytes to fewest: int8, int4"),

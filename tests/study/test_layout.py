@@ -392,6 +392,17 @@ def test_a_larger_sample_holds_a_smaller_one() -> None:
     assert len(commands) == len({layer for layer, _ in own.sampled_units}) < 9
 
 
+def test_a_layer_is_measured_as_a_whole_and_sampled_by_its_heads() -> None:
+    own = study({key: value for key, value in STUDY.items() if key != "comparison"}, unit="layer")
+    (command, *others) = own.sweep_commands(own.layer_runs, "float32")
+    assert len(others) == own.number_of_layers - 1 and taken(*command)["parts"] == ["layer"]
+    assert own.allocation_arguments("greedy-0.01")[-4:-2] == ["--unit", "layer"]
+    compared = study(COMPARED, unit="layer").sweep_commands([("00",)], "float32")[0]
+    assert taken(*compared)["parts"] == ["kv", "k", "v", "layer"]
+    sampled = study(HUGGINGFACE, unit="layer", sample=2)
+    assert all(taken(*command)["parts"] == ["kv"] for command in sampled.sample_commands(sampled.sample_runs))
+
+
 def test_recipes_of_a_study_are_measured_beside_the_others_and_their_precisions_scored() -> None:
     more = "centred=exact:gradients:keys-values:int8,centred4"
     own = study(HUGGINGFACE, comparison={**COMPARISON, "recipes": [more]})
