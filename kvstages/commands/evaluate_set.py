@@ -8,6 +8,7 @@ import click
 
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 
 
 @click.command("evaluate-set")
@@ -66,7 +67,7 @@ def command(
 
     stored = None if reference is None else read_reference(reference, how.record(window))
     exact = None if truth is None else read_reference(truth, EXACT | {"window": window})
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     every = read_policies(policies, read_identity(model))
     unknown = sorted(set(without) - {policy["recipe"] for policy in every})
     if unknown:

@@ -9,6 +9,7 @@ import click
 from kvstages.cache.precision_grid import LAYER
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 from kvstages.commands.precision import Precision
 from kvstages.scores.columns import CONTROLS, SCORED, changes, sweep_table
 
@@ -78,7 +79,7 @@ def command(
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
 
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     tokens = load_window(windows, window, decoder.shape).to(how.place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)

@@ -81,9 +81,18 @@ def test_around_a_policy_the_sweep_measures_what_plain_interventions_do(executio
     assert torch.equal(unchanged.kl["k", "int2"][1], unchanged.base_kl)
 
 
-@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("memory", [MEMORY, 1])
+# Every pair of an execution, an arithmetic and a memory.
+@pytest.mark.parametrize(
+    ("execution", "dtype", "memory"),
+    [
+        ("one-pass", "float32", MEMORY),
+        ("token-by-token", "float32", 1),
+        ("one-pass", "bfloat16", 1),
+        ("token-by-token", "bfloat16", MEMORY),
+        ("one-pass", "float64", MEMORY),
+        ("token-by-token", "float64", 1),
+    ],
+)
 def test_an_intervention_that_changes_nothing_measures_exactly_zero(execution, dtype, memory):
     setting = Setting(execution, dtype)
     model, tokens = random_model(dtype=setting.dtype), random_tokens(5, 12)
