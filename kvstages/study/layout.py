@@ -122,6 +122,16 @@ class Study:
         return "screening" in self.settings
 
     @property
+    def screens_for_engines(self) -> bool:
+        """Whether it does, and exports a policy, too: one set of gradients then scores schemes and engines' formats."""
+        return self.screens and bool(self.engines)
+
+    @property
+    def screens_alone(self) -> bool:
+        """Whether it does, and exports nothing."""
+        return self.screens and not self.engines
+
+    @property
     def domains(self) -> dict[str, Sequence[str]]:
         """Patterns of the documents of each domain by its name; none where the study has no domains."""
         return dict(sorted(self.settings.get("domains", {}).get("texts", {}).items()))
@@ -709,8 +719,17 @@ class Study:
                 for engine in self.engines
                 for name in EXPORT_FILES[engine]
             ),
-            *(f"export/{name}" for name in (*ENGINE_SCORE_FILES, "policy-set.json", "joint.csv")),
+            *([] if self.screens else (f"export/{name}" for name in ENGINE_SCORE_FILES)),
+            *("export/policy-set.json", "export/joint.csv"),
         )
+
+    @property
+    def engine_score_files(self) -> list[str]:
+        """The scores of the engines' formats: those of the screening, where the study has one, are from the same
+        gradients; none where the study exports nothing."""
+        if not self.engines:
+            return []
+        return self.result("screening/gradients.csv" if self.screens else "export/scores.csv")
 
     @property
     def figure_files(self) -> list[str]:

@@ -312,6 +312,17 @@ def test_engines_are_asked_for_in_one_order_and_each_has_its_file() -> None:
     assert study(COMPARED).engines == [] and study(COMPARED).export_output_files == []
 
 
+def test_engines_formats_are_scored_with_the_schemes_of_a_screening() -> None:
+    both, alone = study(FULL), study({**COMPARED, "export": EXPORT})
+    assert both.engine_score_files == ["results/small/screening/gradients.csv"]
+    assert alone.engine_score_files == ["results/small/export/scores.csv"] and study().engine_score_files == []
+    assert [set(each.engine_score_files) <= set(each.output_files) for each in (both, alone)] == [True, True]
+    assert "results/small/export/scores.csv" not in both.all_files
+    assert both.screens_for_engines and not both.screens_alone and not alone.screens_for_engines
+    words = ["score-engines", *both.engine_arguments, *both.screened_precision_arguments]
+    assert set(taken(*words)["precisions"]) == set(both.screened_precision_arguments[1::2])
+
+
 def test_the_order_of_domains_lengths_and_budgets_changes_nothing_and_all_are_crossed() -> None:
     first = study(FULL, domains={**DOMAINS, "budgets": ["9bits", "12bits"]})
     texts = dict(reversed(DOMAINS["texts"].items()))

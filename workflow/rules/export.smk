@@ -3,7 +3,7 @@
 Needs: results/{study}/policies/{policy}/policy.json, the scores that it was made from, resources/{study}/model.safetensors,
 results/{study}/windows.safetensors, results/{study}/calibration.safetensors.
 Makes: results/{study}/export/{engine}/{policy}/ (policy.json, export.json and the engine's own file);
-results/{study}/export/scores.csv and projections.safetensors of the engines' formats;
+results/{study}/export/scores.csv and projections.safetensors of the engines' formats, unless a screening scores them;
 results/{study}/export/policy-set.json, which measurement.smk measures.
 """
 
@@ -72,7 +72,7 @@ rule make_engine_set:
     input:
         policy=STUDIES.ask("exported_policy_files"),
         sensitivity=STUDIES.ask("own_score_files"),
-        scores="results/{study}/export/scores.csv",
+        scores=STUDIES.ask("engine_score_files"),
         model=STUDIES.ask("model"),
     output:
         "results/{study}/export/policy-set.json",

@@ -18,6 +18,8 @@ rule score_schemes:
         "logs/score_schemes/{study}.log",
     benchmark:
         "benchmarks/score_schemes/{study}.tsv"
+    wildcard_constraints:
+        study=STUDIES.pattern("screens_alone"),
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -32,6 +34,39 @@ rule score_schemes:
         "{wildcards.study}: score every quantizer scheme from one set of gradients"
     shell:
         "kvstages --code {params.code} gradients --model {input.model} --windows {input.windows}"
+        " --calibration {input.calibration} --probes {params.probes} {params.precisions} {params.device}"
+        " --memory-mb {params.memory} --output-table {output.table} --projections {output.projections} 2> {log}"
+
+
+rule score_schemes_and_engines:
+    input:
+        model=STUDIES.ask("model"),
+        windows="results/{study}/windows.safetensors",
+        calibration="results/{study}/calibration.safetensors",
+    output:
+        table="results/{study}/screening/gradients.csv",
+        projections="results/{study}/screening/projections.safetensors",
+    log:
+        "logs/score_schemes_and_engines/{study}.log",
+    benchmark:
+        "benchmarks/score_schemes_and_engines/{study}.tsv"
+    wildcard_constraints:
+        study=STUDIES.pattern("screens_for_engines"),
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        probes=STUDIES.ask("probes"),
+        precisions=STUDIES.ask("screened_precision_arguments"),
+        engines=STUDIES.ask("engine_arguments"),
+        device=STUDIES.ask("device_arguments"),
+        memory=config["memory_mb"],
+        code=code("score-engines"),
+        packages=packages("score-engines"),
+    message:
+        "{wildcards.study}: score every quantizer scheme, and the formats of engines, from one set of gradients"
+    shell:
+        "kvstages --code {params.code} score-engines --model {input.model} --windows {input.windows} {params.engines}"
         " --calibration {input.calibration} --probes {params.probes} {params.precisions} {params.device}"
         " --memory-mb {params.memory} --output-table {output.table} --projections {output.projections} 2> {log}"
 
