@@ -188,7 +188,7 @@ def _largest(x: Tensor) -> Tensor:
 
 def _divisor(scale: Tensor) -> Tensor:
     """A scale to divide by: under a scale of zero every code is that of zero."""
-    return torch.where(scale == 0, torch.inf, scale)
+    return scale.masked_fill(scale == 0, torch.inf)
 
 
 def _count_below(x: Tensor, limits: Tensor) -> Tensor:

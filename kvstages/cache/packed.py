@@ -236,7 +236,7 @@ class LayerCache:
             if len(read.dense_rows):
                 settled = torch.where(read.is_dense, dense, settled)
         for (group, _), back in zip(self.groups, groups, strict=True):
-            settled = settled.index_copy(1, group.rows, back)
+            settled = back if back.shape == settled.shape else settled.index_copy(1, group.rows, back)
         return None if settled is both else settled
 
     def _store_new(self, both: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
@@ -256,7 +256,10 @@ class LayerCache:
 
     def _store_groups(self, both: Tensor) -> list[Tensor]:
         """Store new positions [B, 2H, T, D] of other schemes; what each group's are read back as."""
-        return [store.append(both.index_select(1, group.rows)) for group, store in self.groups]
+        return [
+            store.append(both if len(group.rows) == both.shape[1] else both.index_select(1, group.rows))
+            for group, store in self.groups
+        ]
 
     def _reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` positions (see ``stores.grown``)."""

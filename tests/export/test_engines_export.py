@@ -14,6 +14,7 @@ from models import identified
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import bits_of
+from kvstages.cache.schemes import precision
 from kvstages.cli import main
 from kvstages.export.engine import Cache, allocated, engine_bytes, projected
 from kvstages.export.engines import ENGINES
@@ -156,6 +157,26 @@ def test_bytes_are_those_of_the_engines_layouts():
 )  # fmt: skip
 def test_llama_cpps_rotation_is_by_width(width, options):
     assert rotation((width, width)) == options
+
+
+@pytest.mark.parametrize("widths", [(64, 32), (128, 64), (192, 128), (96, 64)])
+@pytest.mark.parametrize("name", ["llama-cpp", "ik-llama-cpp", "vllm"])
+def test_keys_and_values_of_different_width_have_formats_of_their_own(name, widths):
+    cache = Cache(2, 2, widths, 10)
+    formats = ENGINES[name].fitting(widths)
+    assert all(form.precision == "bf16" or precision(form.precision).text == form.precision for form in formats)
+    eight = next(form for form in formats if bits_of(form.precision) == 8)
+    # 34 bytes a block of 32, or a byte a value and an FP32 scale.
+    each = [width // 32 * 34 if "q8_0" in eight.precision else width + 4 for width in widths]
+    assert engine_bytes([(eight, eight)] * 2, cache) == 2 * 2 * 10 * sum(each)
+    layers, _ = projected(ENGINES[name], PrecisionGrid.uniform(2, 2, "int8"), cache)
+    assert layers == [(eight, eight)] * 2
+
+
+def test_what_is_not_rotated_is_not_asked_to_be():
+    assert rotation((64, 32)) == "-k.hadamard" and rotation((32, 64)) == "-v.hadamard"
+    told = words("ik-llama-cpp", [["int8"] * 2] * 2, Cache(2, 2, (96, 64), 10))
+    assert told == "-ctk q8_0 -ctv q8_0 -vhad -fa on\n"
 
 
 def test_narrow_heads_are_refused_in_a_line():
