@@ -36,7 +36,16 @@ from kvstages.policies import names
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import check_shared, load_studies
-from kvstages.study.layout import ADAPTED_FILES, EVALUATION_FILES, EXPORT_FILES, Studies, Study, once, options_of
+from kvstages.study.layout import (
+    ADAPTED_FILES,
+    ALLOCATION_FILES,
+    EVALUATION_FILES,
+    EXPORT_FILES,
+    Studies,
+    Study,
+    once,
+    options_of,
+)
 from kvstages.study.pinned import ARTIFACTS
 
 min_version("9.0")
@@ -116,13 +125,18 @@ wildcard_constraints:
     artifact="|".join(ARTIFACTS),
     # A model's record is made, and not fetched.
     filename=r"(?!decoder\.json$)[^/]+",
-    window="[a-z]+",
+    reference=rf"(?:(?:{names.DTYPE}|exact-cache)/)?[a-z]+",
+    uniform=rf"(?:{names.UNIFORM})(?:/(?:{names.DTYPE}))?",
+    set=rf"comparison/{names.BUDGET}|frontier",
+    measured=rf"(?:comparison/{names.BUDGET}|frontier)(?:/(?:{names.DTYPE}))?|gradients|screening|export",
     layer=names.LAYER,
-    dtype="float32|bfloat16|float64",
+    dtype=names.DTYPE,
     budget=names.BUDGET,
     policy=names.POLICY,
     arm="[a-z][a-z0-9-]*",
     seed="[0-9]+",
+    domain="[a-z0-9][a-z0-9-]*",
+    length="[0-9]+",
 
 
 include: "workflow/rules/inputs.smk"
@@ -131,6 +145,7 @@ include: "workflow/rules/policies.smk"
 include: "workflow/rules/measurement.smk"
 include: "workflow/rules/comparison.smk"
 include: "workflow/rules/screening.smk"
+include: "workflow/rules/domains.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/adaptation.smk"
 include: "workflow/rules/figures.smk"

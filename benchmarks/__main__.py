@@ -61,6 +61,12 @@ def study_rows() -> Iterator[Row]:
         yield run_case("study", shape="full", dtype=dtype, execution="one-pass")
 
 
+def adaptation_rows() -> Iterator[Row]:
+    """A step of adaptation as published and one of ours, and the limit of their ratio."""
+    for shape, dtype in (("full", "bfloat16"), ("full", "float32"), ("demo", "float32")):
+        yield run_case("adaptation", shape=shape, dtype=dtype, threads=1)
+
+
 def scaling_rows() -> Iterator[Row]:
     """One layer's sweep (the lowest) against heads, layers, tokens and block length; FP32, one thread."""
     base = {"shape": "full", "dtype": "float32", "execution": "one-pass", "layers": "0", "depth": 6}
@@ -100,6 +106,7 @@ TABLES = {
     "start-up": start_up.rows,
     "sweep": sweep_rows,
     "study": study_rows,
+    "adaptation": adaptation_rows,
     "scaling": scaling_rows,
     "gradients": gradient_rows,
     "decode": decode_rows,

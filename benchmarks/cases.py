@@ -20,6 +20,7 @@ from benchmarks import naive
 from kvstages.cache.packed import PackedCache
 from kvstages.cache.precision_grid import PARTS, UNITS, PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
+from kvstages.measure.adamw import AdamW
 from kvstages.measure.adaptation import NOISE, Arm, adapt
 from kvstages.measure.evaluation import evaluate
 from kvstages.measure.execution import dense_grid, window_logits
@@ -31,6 +32,7 @@ from kvstages.models.gpt2_nano import GPT, GPTConfig
 from kvstages.models.packed_linear import Linear, packs, product, vendor
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
+from kvstages.provenance.environment import processor
 from kvstages.scores.columns import changes
 
 FULL = GPTConfig(vocab_size=9157, context_len=1024, embedding_dim=512, num_layers=12, num_heads=8)
@@ -245,6 +247,53 @@ def naive_adaptation_case(shape: str, dtype: str, steps: int = 3) -> dict[str, A
     return {"seconds_a_step": spent / steps}
 
 
+def adaptation_case(shape: str, dtype: str, threads: int, pairs: int = 4, steps: int = 150) -> dict[str, Any]:
+    """A step of adaptation as published and one of ours, in turn in one process, by its CPU time.
+
+    Ours has its part of the reference, which is computed once for ``steps`` steps of all seeds. ``limit``: the ratio if
+    optimizer and reference took no time, so that only the student's own forward and backward pass were left.
+    """
+    prepare("cpu", threads)
+    config = SHAPES[shape]
+    tokens = random_tokens(config, 56, 64)
+    student, plain, reference = (random_model(config, dtype) for _ in range(3))
+    made: list[Frozen] = []
+    of_reference = processor_seconds(lambda: made.append(Frozen(reference, tokens, 4, MEMORY)))
+    (frozen,) = made
+    of_reference += processor_seconds(lambda: [frozen.logits(rows, slice(0, 64)) for rows in frozen.states])
+    optimizer = torch.optim.AdamW(plain.requires_grad_(True).parameters(), lr=1e-6, fused=False, foreach=False)
+    own, naive_steps, optimizing = [], [], []
+    step_of = AdamW.step
+
+    def timed(self: AdamW) -> None:
+        optimizing.append(processor_seconds(lambda: step_of(self)))
+
+    began = time.process_time()
+
+    def after(step: int) -> None:
+        nonlocal began
+        own.append(time.process_time() - began)
+        naive_steps.append(processor_seconds(lambda: naive.adaptation_step(plain, reference, tokens[:4], optimizer)))
+        began = time.process_time()
+
+    noise = PrecisionGrid.uniform(config.num_layers, config.num_heads, "int4")
+    AdamW.step = timed
+    adapt(student, tokens, Arm(NOISE, noise, pairs + 1, 4, 1e-6, 0.01, 1.0, 1.0), 1, frozen, MEMORY, after=after)
+    AdamW.step = step_of
+    # The first pair warms up.
+    ours, published, optimized = (statistics.median(each[1:]) for each in (own, naive_steps, optimizing))
+    part = of_reference / steps
+    return {
+        "processor": f"{processor()} ({torch.backends.cpu.get_cpu_capability()})",
+        "published_seconds": published,
+        "seconds": ours + part,
+        "ratio": published / (ours + part),
+        "limit": published / (ours - optimized),
+        "share_optimizer": optimized / (ours + part),
+        "share_reference": part / (ours + part),
+    }
+
+
 def mixed_policy(config: GPTConfig) -> PrecisionGrid:
     """A mixed policy in the published one's proportions: 70 INT4, 19 INT8 and 7 BF16 of 96 heads, by turns."""
     order = ["int4"] * 70 + ["int8"] * 19 + ["bf16"] * 7
@@ -267,7 +316,7 @@ def study_case(shape: str, dtype: str, execution: str) -> dict[str, Any]:
     grids += [mixed_policy(config)] * 5
     of_scores = {"unit": "head", "ladder": ("bf16", *PRECISIONS), "sensitivity": "none"}
     policies = [
-        policy_record("policy", "greedy", Budget(0.01, "nats"), grid, 0.0, 0, config.head_dim, 64, **of_scores)
+        policy_record("policy", "greedy", Budget(0.01, "nats"), grid, 0.0, 0, config.shape.widths, 64, **of_scores)
         for grid in grids
     ]
     noise = PrecisionGrid.uniform(config.num_layers, config.num_heads, "int4")
@@ -359,6 +408,7 @@ CASES = {
     "sweep": sweep_case,
     "naive": naive_case,
     "naive-adaptation": naive_adaptation_case,
+    "adaptation": adaptation_case,
     "study": study_case,
     "decode": decode_case,
     "profile": profile_case,

@@ -2,7 +2,9 @@
 
 A random Llama of SmolLM2-135M's shape, in BF16. All caches hold the same past and take each step in turn, so that a
 drift of the machine's speed meets all alike; times are those of the processor, one thread. The library's quantized
-caches are measured where the package that they need is installed (hqq, optimum-quanto), and left out elsewhere.
+caches are measured where the package that they need is installed (hqq, optimum-quanto), and left out elsewhere. They
+keep their last tokens exact, up to 127 of them, and then quantize all of the past anew: they are measured with half as
+many, and a 128th of a step that quantizes is counted with every step.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvstages import MixedPrecisionCache
+from kvstages.cache.attention import attend
+from kvstages.cache.packed import append_all
 from kvstages.cache.precision_grid import PrecisionGrid
-from kvstages.cache.quantizer import choose_scale, pack, quantize
-from kvstages.cache.reading import codes_of_bytes, multipliers
 from kvstages.files.atomic import write_table, write_text
 from kvstages.provenance.environment import processor
 
-LAYERS, HEADS, WIDTH, VOCABULARY = 30, 3, 64, 49152
+LAYERS, HEADS, QUERY_HEADS, WIDTH, VOCABULARY = 30, 3, 9, 64, 49152
+# Exact tokens after which the library's caches quantize, and the first steps, which warm up.
+RESIDUAL, WARM_UP = 128, 3
 BACKENDS = {"quanto": "optimum.quanto", "hqq": "hqq"}
 # A policy as allocators make them: most heads in INT4, some in INT8, few in BF16.
 ROWS = [["int4", "int8", "bf16"], ["int4", "int4", "int8"], ["int4", "int4", "int4"]]
@@ -44,7 +49,7 @@ def model() -> transformers.PreTrainedModel:
         hidden_size=576,
         intermediate_size=1536,
         num_hidden_layers=LAYERS,
-        num_attention_heads=9,
+        num_attention_heads=QUERY_HEADS,
         num_key_value_heads=HEADS,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
@@ -57,7 +62,7 @@ def cache_of(name: str, decoder: transformers.PreTrainedModel) -> transformers.C
     if name == "dynamic":
         return transformers.DynamicCache(config=decoder.config)
     if name in BACKENDS:
-        return transformers.QuantizedCache(name, decoder.config, nbits=4, q_group_size=WIDTH, residual_length=128)
+        return transformers.QuantizedCache(name, decoder.config, nbits=4, q_group_size=WIDTH, residual_length=RESIDUAL)
     plain = name.removesuffix("-copy")
     rows = ROWS * (LAYERS // len(ROWS)) if plain == "mixed" else [[plain] * HEADS] * LAYERS
     return MixedPrecisionCache(PrecisionGrid.of_heads(rows), decoder, working_copy=name != plain)
@@ -97,6 +102,7 @@ def fill(decoder: transformers.PreTrainedModel, cache: transformers.Cache, batch
     """Give a cache a past of random keys and values."""
     if isinstance(cache, MixedPrecisionCache):
         cache.begin(decoder.get_decoder(), None)
+        cache.end(True)
     generator = torch.Generator().manual_seed(1)
     for layer in range(LAYERS):
         keys, values = (torch.randn(batch, HEADS, tokens, WIDTH, generator=generator).bfloat16() for _ in range(2))
@@ -110,26 +116,33 @@ def step(decoder: transformers.PreTrainedModel, cache: transformers.Cache, batch
     return time.process_time() - start
 
 
-def speed(context: int, batch: int, steps: int = 13) -> dict[str, Any]:
-    """Tokens a second of each cache at a context, over DynamicCache in the same step, and resident bytes."""
+def speed(context: int, batch: int, steps: int) -> dict[str, Any]:
+    """Tokens a second of each cache at a context; median and quartiles of DynamicCache's time over its own in the same
+    step; and resident bytes. Of the library's quantized caches also the speed without the steps that quantize."""
     decoder = model()
     caches = {name: cache_of(name, decoder) for name in available()}
     for cache in caches.values():
-        fill(decoder, cache, batch, context)
+        fill(decoder, cache, batch, context - RESIDUAL // 2)
+        fill(decoder, cache, batch, RESIDUAL // 2)
+    held = {f"resident_{name}": resident(cache) for name, cache in caches.items()}
+    held |= {f"stored_{name}": cache.payload_bytes + cache.scale_bytes
+             for name, cache in caches.items() if isinstance(cache, MixedPrecisionCache)}  # fmt: skip
     spent: dict[str, list[float]] = {name: [] for name in caches}
     for number in range(steps):
         for name, cache in caches.items():
             spent[name].append(step(decoder, cache, batch, number))
-    found: dict[str, Any] = {}
+    dense, found = spent["dynamic"][WARM_UP:], {}
     for name, cache in caches.items():
-        # The first steps warm up.
-        ratios = [dense / own for dense, own in zip(spent["dynamic"][3:], spent[name][3:], strict=True)]
-        found[f"tokens_per_second_{name}"] = batch / statistics.median(spent[name][3:])
-        found[f"speed_{name}"] = statistics.median(ratios)
-        found[f"resident_{name}"] = resident(cache)
-        if isinstance(cache, MixedPrecisionCache):
-            found[f"stored_{name}"] = cache.payload_bytes + cache.scale_bytes
-    return found
+        own, added = spent[name][WARM_UP:], 0.0
+        if name in BACKENDS:
+            fill(decoder, cache, batch, RESIDUAL // 2 - steps - 1)
+            added = max(0.0, step(decoder, cache, batch) - statistics.median(own)) / RESIDUAL
+            found[f"between_{name}"] = statistics.median(a / b for a, b in zip(dense, own, strict=True))
+        ratios = [a / (b + added) for a, b in zip(dense, own, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found[f"tokens_per_second_{name}"] = batch / (statistics.median(own) + added)
+        found |= {f"speed_{name}": middle, f"low_{name}": low, f"high_{name}": high}
+    return found | held
 
 
 def memory(cache: str, context: int, batch: int, steps: int = 4) -> dict[str, Any]:
@@ -144,37 +157,39 @@ def memory(cache: str, context: int, batch: int, steps: int = 4) -> dict[str, An
 
 
 def profile(context: int, batch: int) -> dict[str, Any]:
-    """Milliseconds a step with INT4: the whole with either cache, and what reconstruction of all layers is made of."""
+    """Milliseconds a step, all layers together: the whole with either cache, and what their attention is made of."""
     decoder = model()
     dense, ours = cache_of("dynamic", decoder), cache_of("int4", decoder)
     for cache in (dense, ours):
         fill(decoder, cache, batch, context)
-    store = ours.layers[0].store
-    packed, scales = store._stored("int4"), store._stored("scales")[..., 0].contiguous()
-    table, bits = codes_of_bytes(4), scales.view(torch.int16).int().flatten()
-    index, steps = packed.int().flatten(), multipliers(7)[bits]
-    out = torch.empty(batch, 2 * HEADS, store.length, WIDTH, dtype=torch.bfloat16)
+    store, past = ours.layers[0].store, dense.layers[0]
+    queries, *own = (torch.randn(batch, heads, 1, WIDTH).bfloat16() for heads in (QUERY_HEADS, HEADS, HEADS))
+    sides = [store.stored(side) for side in range(2)]
+    weights = torch.rand(batch * HEADS, QUERY_HEADS // HEADS, context)
+    codes = torch.randn(batch * HEADS, context, WIDTH)
+    seen = torch.empty(batch, 2 * HEADS, context, WIDTH, dtype=torch.bfloat16)
     new = torch.randn(batch, 2 * HEADS, 1, WIDTH).bfloat16()
-    vectors, mean, variance = out.view(1, -1, WIDTH), torch.zeros_like(steps), torch.ones_like(steps)
-    nothing = torch.empty(0), torch.empty(0)
 
-    def quantize_new() -> None:
-        scale = choose_scale(new)
-        pack(quantize(new, scale, 7), 4)
+    def append() -> None:
+        stores = [layer.store for layer in ours.layers]
+        append_all(stores, [new] * LAYERS)
+        for each in stores:
+            each.crop(1)
 
     parts = {
-        "reconstruct": lambda: store.reconstruct_into(out),
-        "of it: bytes to indices": lambda: packed.int(),
-        "of it: codes": lambda: torch.index_select(table, 0, index, out=out.view(table.dtype).view(-1)),
-        "of it: multipliers": lambda: multipliers(7)[bits],
-        "of it: times multiplier": lambda: torch.native_batch_norm(
-            vectors, steps, None, mean, variance, False, 0.0, 0.0, out=(vectors, *nothing)
+        "DynamicCache: append": lambda: [torch.cat((past.keys, own[0]), dim=2) for _ in range(2)],
+        "DynamicCache: attention": lambda: scaled_dot_product_attention(
+            queries, past.keys, past.values, enable_gqa=True
         ),
-        "quantize the new token": quantize_new,
+        "INT4: attention": lambda: attend(queries, *sides, own, WIDTH**-0.5),
+        "of it: codes to FP32": lambda: [list(side.expanded(WIDTH)) for side in sides],
+        "of it: products with codes": lambda: (torch.bmm(weights[..., :WIDTH], codes.mT), torch.bmm(weights, codes)),
+        "reconstructing values instead": lambda: store.reconstruct_into(seen),
     }
-    found = {name: 1e3 * LAYERS * statistics.median(seconds(part) for _ in range(9)) for name, part in parts.items()}
+    found = {name: 1e3 * LAYERS * statistics.median(seconds(part) for _ in range(15)) for name, part in parts.items()}
+    found["INT4: quantize and append"] = 1e3 * statistics.median(seconds(append) for _ in range(15))
     for name, cache in (("step, DynamicCache", dense), ("step, INT4", ours)):
-        found[name] = 1e3 * statistics.median(step(decoder, cache, batch) for _ in range(9))
+        found[name] = 1e3 * statistics.median(step(decoder, cache, batch) for _ in range(15))
     return found
 
 
@@ -186,7 +201,12 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 CASES = {"speed": speed, "memory": memory, "profile": profile}
-SIZES = [{"context": context, "batch": batch} for batch in (1, 8) for context in (256, 1024, 4096)]
+# Contexts and batches, and steps: fewer of them where one takes long.
+SIZES = [
+    {"context": context, "batch": batch, "steps": 23 if context * batch <= 4096 else 8}
+    for batch in (1, 8)
+    for context in (256, 1024, 4096)
+]
 
 
 def run(case: str, **options: Any) -> dict[str, Any]:
@@ -202,10 +222,12 @@ def run(case: str, **options: Any) -> dict[str, Any]:
 def page(speeds: list[dict[str, Any]], memories: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     caches = [name.removeprefix("resident_") for name in speeds[0] if name.startswith("resident_")]
-    sizes = [{key: row[key] for key in ("context", "batch")} for row in speeds]
+    sizes = [{key: row[key] for key in ("context", "batch", "steps")} for row in speeds]
     others = [name for name in caches if name != "dynamic"]
     rate = [{**size, "dynamic, tokens/s": row["tokens_per_second_dynamic"],
-             **{name: row[f"speed_{name}"] for name in others}}
+             **{name: "{:.2f} [{:.2f}, {:.2f}]".format(*(row[f"{what}_{name}"] for what in ("speed", "low", "high")))
+                for name in others},
+             **{f"{name} between": row[f"between_{name}"] for name in others if f"between_{name}" in row}}
             for size, row in zip(sizes, speeds, strict=True)]  # fmt: skip
     bytes_ = [{**size, "dynamic, MB": row["resident_dynamic"] / 1e6,
                **{name: row[f"resident_{name}"] / row["resident_dynamic"] for name in others},
@@ -216,10 +238,11 @@ def page(speeds: list[dict[str, Any]], memories: list[dict[str, Any]], profiles:
     return (
         f"On {os.cpu_count()} cores of {processor()}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, one thread, processor time.\n\n"
-        f"## Speed over DynamicCache's\n\n{table(rate)}\n"
+        f'## Speed over DynamicCache\'s\n\nMedian over steps, and quartiles. "between": without the steps in which the '
+        f"library's cache quantizes.\n\n{table(rate)}\n"
         f"## Resident bytes over DynamicCache's\n\n{table(bytes_)}\n"
         f"## Peak memory, 4,096 tokens, one sequence\n\n{table(peak)}\n"
-        f"## Milliseconds of a step with INT4\n\n{table(profiles)}"
+        f"## Milliseconds of a step\n\n{table(profiles)}"
     )
 
 
@@ -237,7 +260,7 @@ def main() -> None:
     found = {
         "": [run("speed", **size) for size in SIZES],
         "-memory": [run("memory", cache=name, context=4096, batch=1) for name in available()],
-        "-profile": [run("profile", **size) for size in SIZES[:3]],
+        "-profile": [run("profile", context=context, batch=1) for context in (256, 1024, 4096)],
     }
     for name, rows in found.items():
         write_table(folder / f"generation{name}.csv", {key: [row[key] for row in rows] for key in rows[0]})

@@ -45,11 +45,11 @@ def stages() -> list[tuple[str, str]]:
     policy = "--policy int8 --allocator uniform --precision int8 --sensitivity sensitivity.csv"
     return [
         ("convert", "--checkpoint final.safetensors --output model.safetensors"),
-        ("windows", f"{cut} --output windows"),
+        ("windows", f"{cut} --output windows --places windows.csv"),
         ("reference", f"{measured} --output reference"),
         ("sweep", f"{measured} --layer 0 --output 0.csv"),
         ("sweep", f"{measured} --layer 1 --output 1.csv"),
-        ("sensitivity", "0.csv 1.csv --source measured-float32 --output sensitivity.csv"),
+        ("gather", "0.csv 1.csv --source measured-float32 --output sensitivity.csv"),
         ("allocate", f"{policy} --model model.safetensors --output int8.json --steps steps.csv"),
         ("evaluate", f"{measured} --policy int8.json --reference reference --output int8 --positions positions.csv"),
         (
@@ -57,7 +57,7 @@ def stages() -> list[tuple[str, str]]:
             f"{decoder} --noise int4 --seed 1 --steps 1 --learning-rate 1e-6 --beta 1 --output adapted"
             " --curve curve.csv --record training.json",
         ),
-        ("figure", "sensitivity --sensitivity sensitivity.csv --output sensitivity.svg"),
+        ("figure", "sensitivity sensitivity.csv --output sensitivity.svg"),
     ]
 
 

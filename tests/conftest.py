@@ -9,11 +9,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from warm import warm
 
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.ledger import sha256
@@ -71,15 +75,20 @@ STUDY = {
         "policies": ["greedy-1e-06", "int4", "int2"],
         "arms": {
             "noise": {
-                **{"weights": "float32", "noise": "int4", "seeds": [1337]},
+                **{"weights": "float32", "order": "sequential", "noise": "int4", "seeds": [1337]},
                 **{"steps": 2, "learning_rate": 1e-3, "beta": 1.0, "control": "control"},
             },
-            "control": {"weights": "float32", "seeds": [1337], "steps": 2, "learning_rate": 1e-3, "beta": 1.0},
+            "control": {
+                **{"weights": "float32", "order": "sequential", "seeds": [1337]},
+                **{"steps": 2, "learning_rate": 1e-3, "beta": 1.0},
+            },
             "straight-through": {
-                **{"weights": "float32", "straight-through": "int2", "seeds": [1337]},
+                **{"weights": "float32", "order": "shuffled", "straight-through": "int2", "seeds": [1337]},
                 **{"steps": [1, 2], "learning_rate": 1e-3, "beta": [1.0, 3.0], "control": "chosen-control"},
             },
-            "chosen-control": {"weights": "float32", "seeds": [1337], "settings_of": "straight-through"},
+            "chosen-control": {
+                **{"weights": "float32", "order": "shuffled", "seeds": [1337], "settings_of": "straight-through"},
+            },
         },
     },
 }
@@ -95,6 +104,16 @@ SCREENING = {
     "most": 2,
 }
 EXPORT = {"policy": "greedy-0.5", "engines": ["vllm", "modelopt"]}
+
+# The eight texts of the small study, in two halves.
+DOMAINS = {
+    "texts": {"early": ["text-0", "text-16", "text-32", "text-48"], "late": ["text-[689]?", "text-1??"]},
+    "lengths": [4, 8],
+    "calibration": {"documents": 2, "blocks": 2, "seed": 0},
+    "validation": {"documents": 2, "blocks": 4, "seed": 0},
+    "probes": 2,
+    "budgets": ["12bits"],
+}
 
 DRAWN = {"documents": 4, "blocks": 4, "seed": 0}
 
@@ -171,11 +190,26 @@ def published_bundle(folder: Path) -> dict[str, str]:
     }
 
 
+SERVERS = ExitStack()
+
+
+@cache
+def session_python() -> Path:
+    """The folder of the program `python` that starts warm; its server ends with the session."""
+    return SERVERS.enter_context(warm(Path(SERVERS.enter_context(TemporaryDirectory()), "warm")))
+
+
+def pytest_sessionfinish() -> None:
+    SERVERS.close()
+
+
 class Project:
     """A working directory with its own configuration, in which the repository's Snakefile runs."""
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None, snakefile: Path | None = None):
         self.folder = folder
+        # Where `run` finds Python, for Snakemake and its jobs; None for the server of the session (warm.py).
+        self.python: Path | None = None
         self.snakefile = snakefile or REPOSITORY / "Snakefile"
         search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.environment = {**os.environ, "PATH": search, "OMP_NUM_THREADS": "1", **(environment or {})}
@@ -189,11 +223,12 @@ class Project:
         return [sys.executable, "-m", "snakemake", "--snakefile", str(self.snakefile), "--cores", "1", *arguments]
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        """What snakemake prints, after checking its exit status."""
+        """What snakemake prints, after checking its exit status. Its processes start warm."""
+        python = self.python or session_python()
         done = subprocess.run(
-            self.command(*arguments),
+            [str(python / "python"), *self.command(*arguments)[1:]],
             cwd=self.folder,
-            env=self.environment,
+            env={**self.environment, "PATH": f"{python}{os.pathsep}{self.environment['PATH']}"},
             text=True,
             capture_output=True,
             timeout=3600,
@@ -292,7 +327,7 @@ def finished(
         shutil.copytree(artifacts[0], folder / "resources" / "bundled" / "small")
         study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
         more = {"comparison": COMPARISON, "screening": SCREENING, "export": EXPORT, "generation": GENERATION}
-        project.configure({**study, **more})
+        project.configure({**study, **more, "domains": DOMAINS})
         project.run("--cores", "2")
 
     return Project(built_once(tmp_path_factory, "finished", build), probe)

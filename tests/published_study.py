@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from gappy import write_gappy
-from made_up import write_comparison, write_continuations, write_export, write_screening
+from made_up import write_comparison, write_continuations, write_domains, write_export, write_screening
 
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, PREDICTORS
 from kvstages.analysis.published import (
@@ -76,6 +76,7 @@ def write_study(folder: Path, layers: int = 12, heads: int = 8, budgets: tuple[s
     write_comparison(folder)
     write_export(folder)
     write_continuations(folder)
+    write_domains(folder)
     write_gradients(folder, scores)
     write_screening(folder / "screening")
     return folder
@@ -98,7 +99,8 @@ def write_adapted(place: Path, arm: str, control: str, policies: dict[str, dict]
     write_gappy(place / "evaluation.csv", table)
     if arm:
         write_json(place / "training.json", {
-            "arm": arm, "control": control, "weights_dtype": "bfloat16", "cache": "noise" if control else "exact",
+            "arm": arm, "control": control, "weights_dtype": "bfloat16", "order": "sequential",
+            "cache": "noise" if control else "exact",
             "policy": "int4" if control else "", "steps": 50, "learning_rate": 1e-6, "beta": 1.0, "weight_decay": 0.01,
             "clip": 1.0, "batch": 4, "seed": seed, "window": "adaptation", "tokens_seen": 12800, "weights": 44_000_000,
             "changed_share": 0.013, "relative_change": 1e-5, "mean_change": 1e-7, "largest_change": 1e-4,
@@ -178,6 +180,7 @@ def comparison_arguments(study: Path) -> dict[str, list[str]]:
         "frontier-reduction": frontier,
         "proxy-joint": [*own, frontier[0]],
         "screening": screening_arguments(study / "screening"),
+        "domains": sorted(map(str, study.glob("domains/*/*/joint.csv"))),
     }
 
 
@@ -219,7 +222,7 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
     layers, heads = scores["int8"].shape
     precisions = [list(layer[:heads]) for layer in published["precisions"].keys[:layers]]
     grid = PrecisionGrid(precisions, precisions)
-    sizes = byte_record(grid, HEAD_WIDTH, POSITIONS)
+    sizes = byte_record(grid, (HEAD_WIDTH, HEAD_WIDTH), POSITIONS)
     compression = sizes["bf16"] / sizes["total"]
     allocator, text = split_policy(policy)
     budget = None if text is None else float(text)
@@ -230,7 +233,7 @@ def _write_policy(place: Path, policy: str, published: dict, metrics: dict, scor
         "budget": budget, "budget_in": None if budget is None else "nats", "seed": None,
         "precisions": {"keys": precisions, "values": precisions},
         "tensors": tensor_counts(grid), "proxy": published["proxy"], "proxy_steps": len(steps),
-        "average_payload_bits": average_payload_bits(grid), "tokens": POSITIONS,
+        "average_payload_bits": average_payload_bits(grid, (HEAD_WIDTH, HEAD_WIDTH)), "tokens": POSITIONS,
         "bytes": sizes, "compression": compression,
     })  # fmt: skip
     record = _evaluation(policy, metrics, published["proxy"])

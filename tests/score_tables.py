@@ -15,13 +15,20 @@ from kvstages.scores.table import COLUMNS, ScoreTable
 
 
 def head_table(
-    scores: Mapping[str, Sequence[Sequence[float]]], head_dim: int = 8, tokens: int = 4, unit: str = "head"
+    scores: Mapping[str, Sequence[Sequence[float]]],
+    head_dim: int = 8,
+    tokens: int = 4,
+    unit: str = "head",
+    value_width: int | None = None,
 ) -> ScoreTable:
-    """From {precision: [L][H]} or, for unit tensor, {precision: [L][2H]} (a head's keys, then its values)."""
+    """From {precision: [L][H]} or, for unit keys-values, {precision: [L][2H]} (a head's keys, then its values); of
+    layers from those of their heads."""
     kl = np.stack([np.asarray(rows, dtype=np.float64).ravel() for rows in scores.values()])
     rows = next(iter(scores.values()))
     heads = len(rows[0]) // (2 if unit == "keys-values" else 1)
-    return ScoreTable(len(rows), heads, unit, tuple(scores), kl, kl * np.nan, head_dim, tokens, "made-up")
+    widths, own = (head_dim, value_width or head_dim), "head" if unit == "layer" else unit
+    table = ScoreTable(len(rows), heads, own, tuple(scores), kl, kl * np.nan, widths, tokens, "made-up")
+    return table.by_layer() if unit == "layer" else table
 
 
 def published_table() -> ScoreTable:
@@ -35,7 +42,7 @@ def random_table(
     precisions: Sequence[str],
     unit: str = "head",
     seed: int = 0,
-    head_dim: int = 64,
+    widths: tuple[int, int] = (64, 64),
     tokens: int = 64,
 ) -> ScoreTable:
     """Scores that grow with the error of a precision's steps, give or take; errors that grow likewise."""
@@ -44,7 +51,7 @@ def random_table(
     size = np.array([{"int8": 1e-6, "int4": 4e-4, "int3": 2e-3, "int2": 2e-2}[name] for name in precisions])[:, None]
     kl = size * random.lognormal(0, 1, (1, count)) * random.lognormal(0, 0.3, (len(precisions), count))
     error = np.sqrt(size) * random.lognormal(0, 0.5, (len(precisions), count))
-    return ScoreTable(layers, heads, unit, tuple(precisions), kl, error, head_dim, tokens, "made-up")
+    return ScoreTable(layers, heads, unit, tuple(precisions), kl, error, widths, tokens, "made-up")
 
 
 def write_sensitivities(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from published_study import write_study
 
@@ -19,8 +22,15 @@ MODEL = Path("resources", "small", "model.safetensors")
 
 def make_study(folder: Path) -> None:
     """A small study in the working directory ``folder``: inputs, results, manifest and checksums."""
+    shutil.copytree(made_study().name, folder, dirs_exist_ok=True)
+
+
+@cache
+def made_study() -> TemporaryDirectory:
+    """The same in a folder of its own, made once."""
+    folder = TemporaryDirectory()
     before = Path.cwd()
-    os.chdir(folder)
+    os.chdir(folder.name)
     try:
         write_study(FOLDER, layers=1, heads=2, budgets=("0.01",))
         write_bytes(FOLDER / "windows.safetensors", b"\x08" + bytes(7) + b"{}      ")
@@ -37,6 +47,7 @@ def make_study(folder: Path) -> None:
         write_json(FOLDER / "manifest.json", record)
     finally:
         os.chdir(before)
+    return folder
 
 
 def flip(path: Path, position: int, bit: int) -> None:

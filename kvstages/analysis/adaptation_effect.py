@@ -33,7 +33,8 @@ INPUTS = {
 }
 ORIGINAL, DENSE = "original", "bf16"
 METRICS = ["mean_kl", "agreement", "own_kl", "own_agreement", "cross_entropy"]
-SETTINGS = ["weights_dtype", "cache", "policy", "steps", "learning_rate", "beta", "tokens_seen"]
+NAMES = ["weights_dtype", "order", "cache", "policy"]
+NUMBERS = ["steps", "learning_rate", "beta", "tokens_seen"]
 CHANGES = ["changed_share", "relative_change", "mean_change", "largest_change"]
 # What is compared: which measure, and whether the BF16 cache's is taken off, or is what is compared.
 EFFECTS = {
@@ -77,7 +78,8 @@ def read_models(
 
     ValueError where tables hold other policies or blocks than the first, or the original model's is missing.
     """
-    of_training = {arm_and_seed(path): read_record(path, ["arm", "control", *SETTINGS, *CHANGES]) for path in records}
+    keys = ["arm", "control", *NAMES, *NUMBERS, *CHANGES]
+    of_training = {arm_and_seed(path): read_record(path, keys) for path in records}
     texts = ["policy", "window", "execution", "compute_dtype"]
     first: pd.DataFrame | None = None
     found: dict[str, dict[int, dict[str, dict[str, np.ndarray]]]] = {}
@@ -153,9 +155,9 @@ def _row(
     row["removed"] = -row["kl_effect"] / added if added > 0 else None
     row["own_removed"] = -row["own_effect"] / row["against_own_kl"] if row["against_own_kl"] > 0 else None
     row["finding"] = LESS if row["kl_effect_high"] < 0 else MORE if row["kl_effect_low"] > 0 else UNKNOWN
-    row |= {"weights_dtype": model.setting("weights_dtype"), "cache": model.setting("cache")}
+    row |= {name: model.setting(name) for name in NAMES[:-1]}
     row |= {"trained_policy": model.setting("policy") or None}
-    row |= {name: model.setting(name) for name in SETTINGS[3:]}
+    row |= {name: model.setting(name) for name in NUMBERS}
     return row | {name: model.change(name) for name in CHANGES}
 
 
@@ -164,7 +166,7 @@ def difference(
 ) -> Estimate:
     """Mean of arm minus control over seeds and blocks, and its interval.
 
-    Where both draw (the same seeds), seeds are paired; a control that draws nothing has one model for all seeds.
+    Models of the same seeds are paired by them; a control in which nothing is drawn has one model for all seeds.
     ValueError where both have several seeds, and not the same.
     """
     if len(other.seeds) > 1 and len(model.seeds) > 1 and other.seeds != model.seeds:

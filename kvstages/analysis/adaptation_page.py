@@ -20,7 +20,7 @@ NUMBERS = [
     *("steps", "learning_rate", "beta", "tokens_seen", "changed_share", "relative_change"),
 ]
 GAPS = ["removed", "own_removed"]
-TEXTS = ["arm", "against", "policy", "finding", "weights_dtype", "cache", "trained_policy"]
+TEXTS = ["arm", "against", "policy", "finding", "weights_dtype", "order", "cache", "trained_policy"]
 DIGITS = 6
 COMMAND = "kvstages findings --adaptation results/adaptation"
 SAID = {LESS: "less", MORE: "**more**", UNKNOWN: "not established"}
@@ -36,14 +36,19 @@ def read_adaptation(study: Path) -> dict[str, Any]:
     table = read_columns(study / "tables" / "adaptation.csv", NUMBERS, TEXTS, GAPS)
     # An arm without a policy of its own has an empty cell.
     table[TEXTS] = table[TEXTS].fillna("")
-    tried = study / "tables" / "adaptation-settings.csv"
+    tried, spent = (
+        study / "tables" / "adaptation-settings.csv",
+        study.parents[1] / "benchmarks" / study.name / "time.csv",
+    )
     return {
         "processor": environment["processor"],
         "torch": environment["packages"]["torch"],
         "title": settings["title"],
         "seeds": int(table["seeds"].max()),
         "documents": _documents(study),
-        "settings": len(read_columns(tried, ["steps"])) if tried.exists() else 0,
+        # Without the row of the model before training.
+        "settings": int((read_columns(tried, ["steps"])["steps"] > 0).sum()) if tried.exists() else 0,
+        "minutes": _minutes(spent) if spent.exists() else None,
         "rows": [{name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")],
     }
 
@@ -51,6 +56,12 @@ def read_adaptation(study: Path) -> dict[str, Any]:
 def _documents(study: Path) -> int:
     windows = read_columns(study / "windows.csv", ["block"], ["window", "document"])
     return int(windows[windows["window"] == "validation"]["document"].nunique())
+
+
+def _minutes(path: Path) -> float:
+    """Minutes of CPU that all trainings took, from the table of the stage ``time``."""
+    table = read_columns(path, ["cpu_seconds"], ["rule"])
+    return _plain(float(table[table["rule"] == "adapt_models"]["cpu_seconds"].sum()) / 60)
 
 
 def _plain(value: Any) -> Any:
@@ -72,7 +83,7 @@ def brief(found: Mapping[str, Any]) -> str:
     """The finding in short: each arm at the policy that it was trained for, by the KL to its own BF16 cache."""
     own = [row for row in found["rows"] if row["against"] != ORIGINAL and row["policy"] == row["trained_policy"]]
     helps = [row for row in own if (row["own_effect_high"] or 0) < 0]
-    shares = ", ".join(f"{_share(row['own_removed'])} at {row['policy']}" for row in helps)
+    shares = ", ".join(f"{_share(row['own_removed'])} at {_named(row)}" for row in helps)
     said = f"removes part of the KL that quantization adds: {shares}" if helps else "shows no gain"
     others = len(own) - len(helps)
     unknown = f" No gain is established for {others} other{'s' * (others != 1)}." if others and helps else ""
@@ -94,7 +105,9 @@ def page(found: Mapping[str, Any]) -> str:
         f"Written by `{COMMAND}` from the study `adaptation`: {found['title']}. {found['processor']}, PyTorch "
         f"{found['torch']}; {found['documents']} held-out texts, up to {found['seeds']} seeds. Definitions: "
         "[method](method.md#adaptation). Brackets hold 95 % intervals over seeds and texts. Training sees one text; "
-        f"{found['settings']} settings were tried on the reserved text, and the validation texts were measured once.",
+        f"{found['settings']} settings were tried on the reserved text, and the validation texts were measured with "
+        "the chosen ones alone. The grids are small; better settings may lie outside. A seed draws the noise and, in "
+        "shuffled arms, the order of the batches. Intervals are not corrected for their number.",
         f"**{finding(found)}**",
         "## Against a control of the same steps",
         "Effect: what quantization adds to the KL under the arm, less what it adds under the control; below 0 the "
@@ -140,13 +153,19 @@ def page(found: Mapping[str, Any]) -> str:
             ],
         ),
         _few_bits(straight),
+        _cost(list(once), found["minutes"]),
         "## How they were trained",
         _table(
-            ["arm", "weights", "cache", "steps", "learning rate", "β", "tokens seen", "weights changed", "change"],
+            [
+                *("arm", "weights", "order", "seeds", "cache", "steps", "learning rate", "β", "tokens seen"),
+                *("changed", "change"),
+            ],
             [
                 [
                     row["arm"],
                     row["weights_dtype"],
+                    row["order"],
+                    f"{row['seeds']}",
                     " ".join(filter(None, [row["cache"], row["trained_policy"]])),
                     f"{row['steps']}",
                     f"{row['learning_rate']:g}",
@@ -158,8 +177,8 @@ def page(found: Mapping[str, Any]) -> str:
                 for row in once
             ],
         ),
-        "*Change*: norm of the change over the norm of the weights. One model, one training text, one kind of text: "
-        "none of this covers others.",
+        "*Changed*: share of the weights that are another number than before. *Change*: norm of the change over the "
+        "norm of the weights. One model, one training text, one kind of text: none of this covers others.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -173,6 +192,22 @@ def _few_bits(straight: Sequence[Mapping[str, Any]]) -> str:
         for row in straight
     ]
     return "## Training or a better scheme\n\n" + "\n".join(lines) if lines else ""
+
+
+def _cost(arms: Sequence[Mapping[str, Any]], minutes: float | None) -> str:
+    """What the trainings took together."""
+    if minutes is None:
+        return ""
+    count, steps = sum(row["seeds"] for row in arms), sum(row["seeds"] * row["steps"] for row in arms)
+    return (
+        f"All {count} trainings together, {steps:,} steps, took {_number(minutes)} minutes of one core of this "
+        f"processor, {_number(60 * minutes / steps)} s a step."
+    )
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """A policy, and the arm that was trained for it where it has another name."""
+    return row["policy"] if row["arm"] == row["policy"] else f"{row['policy']} ({row['arm']})"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvstages.analysis.findings import rounded
-from kvstages.analysis.number_text import nats
+from kvstages.analysis.engines_page import engine_lines, read_engines
+from kvstages.analysis.number_text import nats, rounded
 from kvstages.files.read import read_columns, read_record
 
 POLICY = ["mean_kl", "mean_kl_low", "mean_kl_high", "agreement", "total_bytes", "compression", "proxy"]
@@ -19,6 +19,9 @@ SPREAD = [
     *("mean_kl_documents_low", "mean_kl_documents_high", "agreement_documents_low", "agreement_documents_high"),
     *("times_less", "times_less_documents_low", "times_less_documents_high"),
 ]
+DOMAINS = ["calibrated_length", "length", "blocks", "documents", "mean_kl"]
+RATIOS = ["ratio", "ratio_low", "ratio_high", "ratio_documents_low", "ratio_documents_high"]
+GENERATED = ["prompts", "prompt_tokens", "tokens", "exact_match", "mean_same", "mean_same_low", "mean_same_high"]
 CHECK = ["probes", "units", "median_ratio"]
 CHECKED = ["rank_correlation", "rank_correlation_low", "rank_correlation_high", "median_ratio_low", "median_ratio_high"]
 
@@ -49,7 +52,13 @@ def read_decoder(study: Path) -> dict[str, Any]:
         found["schemes"] = _rows(
             schemes[schemes["recipe"].isin(["uniform", "published", "exact-published", "recommended"])]
         )
-    return found
+    if (tables / "domains.csv").exists():
+        texts = ["budget", "calibrated_domain", "domain"]
+        found["domains"] = _rows(read_columns(tables / "domains.csv", DOMAINS, texts, RATIOS))
+    if (tables / "generation.csv").exists():
+        found["generated"] = _rows(read_columns(tables / "generation.csv", GENERATED, ["prefill", "policy"]))
+    engines = read_engines(tables)
+    return {**found, "engines": engines} if engines else found
 
 
 def _window(study: Path, settings: Mapping[str, Any]) -> dict[str, int]:
@@ -114,7 +123,76 @@ def section(name: str, found: Mapping[str, Any]) -> str:
                 f"| {row['budget'] or '–'} | {row['recipe']} | `{row['scheme']}` | {row['bits_at_end']:.2f} | "
                 f"{nats(row['mean_kl'])}{kl} | {100 * row['agreement']:.1f} % | {_number(row['times_less'])}{times} |"
             )
+    if "engines" in found:
+        lines += ["", *engine_lines(found["engines"])]
+    if "domains" in found:
+        lines += _domains(found["domains"])
+    if "generated" in found:
+        lines += _generated(found["generated"])
     return "\n".join(lines)
+
+
+def _domains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What policies that were calibrated on one text do on another: a matrix for each budget."""
+    lines = [
+        "",
+        "Calibrated here, measured there ([definition](method.md#domains)). A row is the text and block length whose "
+        "scores made a policy, a column those that it was measured on. A cell is the joint KL in nats, and its ratio "
+        "to that of the policy which was calibrated on the column's own. The interval of the ratio is over documents, "
+        "where there are at least 4, else over blocks; it covers no other calibration blocks or probes.",
+    ]
+    for budget in dict.fromkeys(row["budget"] for row in rows):
+        own = [row for row in rows if row["budget"] == budget]
+        made, here = (
+            list(dict.fromkeys(_place(row, of) for row in sorted(own, key=lambda row, of=of: _place(row, of))))
+            for of in ("calibrated_", "")
+        )
+        cells = {(_place(row, "calibrated_"), _place(row, "")): row for row in own}
+        lines += ["", f"| {budget}, calibrated on | {' | '.join(map(_named, here))} |", "|---" * (len(here) + 1) + "|"]
+        lines += [f"| {_named(row)} | {' | '.join(_cell(cells[row, column]) for column in here)} |" for row in made]
+        counts = {_place(row, ""): f"{row['blocks']:.0f} blocks of {row['documents']:.0f} documents" for row in own}
+        lines += ["", f"Measured on {'; '.join(f'{_named(place)}: {counts[place]}' for place in here)}."]
+    return lines
+
+
+def _place(row: Mapping[str, Any], of: str) -> tuple[str, int]:
+    """Domain and block length that a row was calibrated or measured on."""
+    return row[f"{of}domain"], int(row[f"{of}length"])
+
+
+def _named(place: tuple[str, int]) -> str:
+    return f"{place[0]}, {place[1]} tokens"
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    """KL and, of a policy from elsewhere, the ratio with its interval."""
+    kl = nats(row["mean_kl"])
+    if row["ratio_low"] is None:
+        return kl
+    of = "ratio_documents" if row["ratio_documents_low"] is not None else "ratio"
+    return f"{kl}; {_number(row['ratio'])}{_ends(row[f'{of}_low'], row[f'{of}_high'], _number)}"
+
+
+def _generated(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How long generated text stays that of the unquantized cache."""
+    first = rows[0]
+    lines = [
+        "",
+        f"Greedy continuations of {first['prompts']:.0f} held-out prompts of {first['prompt_tokens']:.0f} tokens, "
+        f"{first['tokens']:.0f} tokens each, against those of the unquantized cache "
+        "([definition](method.md#generated-text)). The row bf16 is the control: the unquantized cache with another "
+        "number of prompts at once. Intervals are over documents.",
+        "",
+        "| prefill | policy | same text | same tokens before the first other, mean |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        ends = _ends(row["mean_same_low"], row["mean_same_high"], _number)
+        lines.append(
+            f"| {row['prefill']} | {row['policy']} | {100 * row['exact_match']:.0f} % | "
+            f"{_number(row['mean_same'])}{ends} |"
+        )
+    return lines
 
 
 def _ends(low: float | None, high: float | None, form: Any = None) -> str:

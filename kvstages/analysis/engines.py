@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.joint_table import compared, read_joint, with_figures
 from kvstages.policies.names import ENGINES
-from kvstages.stats.bootstrap import relative_reduction
+from kvstages.stats.bootstrap import ratio_of_means
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OWN, PROJECTED, AT_OWN_BYTES = "own", "projected", "allocated-own"
+OWN, PROJECTED, ALLOCATED, AT_OWN_BYTES = "own", "projected", "allocated", "allocated-own"
 
 
 def engines(path: Path) -> pd.DataFrame:
     """One row for each policy of the set of the stage engine-set, from its joint.csv.
 
-    ``engine`` is empty for the policy itself; ``kind`` is own, projected, allocated or allocated-own. ``with_figures``
-    of each, and ``kl_reduction``: 1 − joint KL / that at the same bytes, paired over the same blocks: of the same
-    engine's projected policy, for allocated-own of the policy itself; empty for these two, and where their KL may be 0.
-    ValueError names ``path`` and a recipe that is no engine's, an engine without a projected policy, or no own one.
+    ``engine`` is empty for the policy itself; ``kind`` is own, projected, allocated, layer or allocated-own.
+    ``with_figures`` of each, and ``times_less``: the joint KL at the same bytes over its own, paired over the same
+    blocks: that of the same engine's projected policy, for allocated-own that of the policy itself; empty for these
+    two, and where its own KL may be 0. ValueError names ``path`` and a recipe that is no engine's, an engine without a
+    projected policy, or no own one.
     """
     import pandas as pd
 
@@ -34,7 +35,7 @@ def engines(path: Path) -> pd.DataFrame:
         if base not in places:
             raise ValueError(f"{path}: no policy of the recipe {'-'.join(filter(None, base))}")
         against = None if (engine, kind) in (base, (engine, PROJECTED)) else kl[places[base]]
-        rows.append(compared("kl_reduction", relative_reduction, kl[place], against, joint.documents))
+        rows.append(compared("times_less", ratio_of_means, against, kl[place], joint.documents))
     table = pd.concat([with_figures(joint), pd.DataFrame(rows)], axis=1)
     table["engine"], table["kind"] = zip(*names, strict=True)
     return table

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvstages.analysis.engines_page import read_engines
 from kvstages.analysis.joint_table import ENDS, PUBLISHED, RANDOM, UNIFORM
+from kvstages.analysis.number_text import rounded
 from kvstages.cache.precision_grid import PrecisionGrid, Unit
 from kvstages.files.read import read_columns, read_record
 
-DIGITS = 6
 # Measure to the column of its reduction against the published recipe.
 MEASURES = {"mean_kl": "kl_reduction", "excess_kl": "excess_reduction"}
 Numbers = dict[str, Any]
@@ -43,6 +44,7 @@ def read_findings(study: Path) -> Numbers:
         "proxy": _proxy(study),
         "gradients": _gradients(study),
         "policies": _policies(study),
+        "engines": read_engines(study / "tables"),
     }
 
 
@@ -50,13 +52,6 @@ def add_machine(record: Mapping[str, Any], name: str, found: Numbers) -> Numbers
     """The record with a machine's numbers first, in the place of older ones of the same name."""
     others = {key: value for key, value in record.get("machines", {}).items() if key != name}
     return {**record, "first": name, "machines": {name: found, **others}}
-
-
-def rounded(value: Any) -> Any:
-    """A number to ``DIGITS`` significant digits, whole numbers whole, and None for one that is missing."""
-    if value is None or value != value:
-        return None
-    return int(value) if float(value).is_integer() else float(f"{float(value):.{DIGITS}g}")
 
 
 def with_intervals(row: Mapping[str, Any], name: str) -> list[Any]:

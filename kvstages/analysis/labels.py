@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-# A unit's part of a head, by itself, and after the name of a precision or a source.
-PART_LABELS = {"kv": "keys and values", "k": "keys", "v": "values"}
-PART_SUFFIXES = {"kv": "", "k": ", keys", "v": ", values"}
+# A unit's part of a head, or a layer, by itself, and after the name of a precision or a source.
+PART_LABELS = {"kv": "keys and values", "k": "keys", "v": "values", "layer": "all heads of a layer"}
+PART_SUFFIXES = {"kv": "", "k": ", keys", "v": ", values", "layer": ", whole layers"}

@@ -1,6 +1,17 @@
-"""Numbers as the written pages show them."""
+"""Numbers as the written pages keep and show them."""
 
 from __future__ import annotations
+
+from typing import Any
+
+DIGITS = 6
+
+
+def rounded(value: Any) -> Any:
+    """A number to ``DIGITS`` significant digits, whole numbers whole, and None for one that is missing."""
+    if value is None or value != value:
+        return None
+    return int(value) if float(value).is_integer() else float(f"{float(value):.{DIGITS}g}")
 
 
 def nats(value: float | None) -> str:

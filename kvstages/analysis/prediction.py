@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvstages.analysis.joint_table import RANDOM, Joint, read_joint
-from kvstages.cache.precision_grid import PrecisionGrid, units
+from kvstages.cache.precision_grid import PrecisionGrid, sides_of, units
 from kvstages.files.read import read_columns
 from kvstages.scores.columns import SWEEP_COLUMNS
 from kvstages.scores.gather import read_table
@@ -61,7 +61,7 @@ def proxy(scores: pd.DataFrame, grid: PrecisionGrid, unit: str) -> np.ndarray:
     sides = {"k": grid.keys, "v": grid.values}
     wanted = []
     for place in units(len(grid.keys), len(grid.keys[0]), unit):
-        precision = sides[place.part[0]][place.layer][place.head]
+        precision = sides[sides_of(place.part)[0]][place.layer][place.head]
         if precision != "bf16":
             wanted.append((*place, precision))
     missing = [key for key in wanted if key not in scores.columns]

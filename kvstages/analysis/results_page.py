@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstages.analysis.adaptation_page import brief, finding
 from kvstages.analysis.decoder_page import section
+from kvstages.analysis.engines_page import engine_lines
 from kvstages.analysis.findings import compared_recipes
 from kvstages.analysis.joint_table import PUBLISHED, RANDOM, UNIFORM
 from kvstages.analysis.number_text import nats
@@ -33,6 +34,7 @@ WHAT = {
     "exact-split-low": "exact, keys and values apart, down to INT2",
     "exact-gradients": "exact on scores from gradients",
     "exact-gradients-split-low": "exact on gradients, keys and values apart, down to INT2",
+    "exact-layer": "exact, whole layers",
     "by-layer": "by layer (all heads of a layer alike)",
     "by-depth": "by depth (first layers higher)",
     "reconstruction": "by the error of keys and values",
@@ -53,6 +55,7 @@ def page(record: Mapping[str, Any]) -> str:
         _gradients(found),
         _adaptation(record),
         _policies(found),
+        _engines(found),
         _machines(record),
         *(section(name, other) for name, other in sorted(record.get("decoders", {}).items())),
     ]
@@ -384,6 +387,10 @@ def _policies(found: Mapping[str, Any]) -> str:
             f"{row['total_bytes']:,} | {row['compression']:.2f} |"
         )
     return "\n".join(lines)
+
+
+def _engines(found: Mapping[str, Any]) -> str:
+    return "\n".join(["## Engines", "", *engine_lines(found["engines"])]) if found.get("engines") else ""
 
 
 def _machines(record: Mapping[str, Any]) -> str:

@@ -52,7 +52,8 @@ def screening(joint_path: Path, policies_path: Path, scores_path: Path) -> tuple
     import pandas as pd
 
     joint = read_joint(joint_path)
-    record = read_record(policies_path, ["policies", "recommended", "tokens"])
+    record = read_record(policies_path, ["policies", "recommended", "tokens", "model"])
+    widths = record["model"]["key_width"], record["model"]["value_width"]
     measured = with_figures(joint).set_index("policy", drop=False)
     scores = read_columns(scores_path, ["mean_kl"], ["part", "precision"])
     chosen = {f"{RECOMMENDED}-{each['budget']}": each["scheme"] for each in record["recommended"]}
@@ -66,7 +67,6 @@ def screening(joint_path: Path, policies_path: Path, scores_path: Path) -> tuple
             raise ValueError(f"{joint_path}: policy {name} is missing, expected those of {policies_path}")
         own = measured.loc[name]
         grid = PrecisionGrid.of_record(policy["precisions"])
-        width = own["bf16_bytes"] // (4 * sum(grid.shape) * record["tokens"])
         part = PARTS.get(recipe, "kv")
         scheme = name.removesuffix(f"-{recipe}") if recipe in PARTS else chosen.get(name, PUBLISHED_SCHEME)
         base = baseline(name, recipe, scheme, budgets.get(name))
@@ -79,7 +79,7 @@ def screening(joint_path: Path, policies_path: Path, scores_path: Path) -> tuple
                 "scheme": scheme,
                 "part": part,
                 "payload_bits": bits_of(scheme) if recipe in PARTS else policy["average_payload_bits"],
-                "bits": policy_bits(grid, width, record["tokens"], sides=part),
+                "bits": policy_bits(grid, widths, record["tokens"], sides=part),
                 "bits_at_end": 8 * own["bytes"] / elements,
                 **{column: own[column] for column in COLUMNS if column in own and column not in ("recipe", "policy")},
                 "baseline": base,

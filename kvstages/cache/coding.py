@@ -56,8 +56,10 @@ class Codec:
         shift = self._offset(start, x.shape[2])
         y = x if shift is None else x.double() - shift
         blocks = self._apart(self.turn(y).float())
-        chosen = () if self.method.share == "tensor" else scales.choose(blocks, self.method, self.bits, self.static)
-        codes = self.levels.encode(blocks, self._wide(chosen), self.bits)
+        if self.method.share == "tensor":
+            chosen, codes = (), self.levels.encode(blocks, (self.static,), self.bits)
+        else:
+            chosen, codes = scales.choose(blocks, self.method, self.bits, self.static)
         return Encoded(self._together(codes), tuple(each.squeeze(-1) for each in chosen))
 
     def decode(self, coded: Encoded, dtype: torch.dtype, start: int = 0, turned: bool = False) -> Tensor:

@@ -25,6 +25,8 @@ Parameters = tuple[Tensor, ...]
 # E2M1 magnitudes by code (OCP Microscaling Formats 1.0, 5.3.3).
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP8_LARGEST = 448.0
+# Of so many limits and of so many values at least, comparing with each is several times faster than searching.
+FEW_LIMITS, MANY = 15, 1 << 13
 
 
 class Levels(Protocol):
@@ -98,7 +100,7 @@ class LloydMax:
 
     def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
         _, between = _gaussian_tensors(bits, x.device)
-        return _unsigned(torch.bucketize((x.float() / _divisor(parameters[0])).contiguous(), between))
+        return _unsigned(_count_below(x.float() / _divisor(parameters[0]), between))
 
     def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
         values, _ = _gaussian_tensors(bits, codes.device)
@@ -116,7 +118,7 @@ class FloatingPoint:
         if bits == 8:
             return scaled.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn).view(torch.int8)
         _, between = _fp4_tensors(x.device)
-        return _unsigned(torch.bucketize(scaled.abs().contiguous(), between) + 8 * (scaled < 0))
+        return _unsigned(_count_below(scaled.abs(), between) + 8 * (scaled < 0))
 
     def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
         if bits == 8:
@@ -186,7 +188,17 @@ def _largest(x: Tensor) -> Tensor:
 
 def _divisor(scale: Tensor) -> Tensor:
     """A scale to divide by: under a scale of zero every code is that of zero."""
-    return torch.where(scale == 0, torch.inf, scale)
+    return scale.masked_fill(scale == 0, torch.inf)
+
+
+def _count_below(x: Tensor, limits: Tensor) -> Tensor:
+    """How many of the ascending limits lie below each x; both ways give the same."""
+    if len(limits) > FEW_LIMITS or x.numel() < MANY:
+        return torch.bucketize(x.contiguous(), limits)
+    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for limit in limits:
+        codes += x > limit
+    return codes
 
 
 def _unsigned(codes: Tensor) -> Tensor:

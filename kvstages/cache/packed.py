@@ -11,11 +11,13 @@ Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys firs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kvstages.cache.attention import Arrangement, Side, Stored, arrangement
 from kvstages.cache.interventions import Group, ReadBack, check_finite
 from kvstages.cache.offsets import Contexts
 from kvstages.cache.precision_grid import PrecisionGrid
@@ -92,33 +94,41 @@ class LayerCache:
         self.levels = MAX_CODES[self.read.quantized[0]] if alike else self.read.levels
         # Rows as numbers: a step that asks a GPU for them would wait for it.
         self.places = {name: rows.tolist() for name, rows in self.read.rows.items()}
-        self.dense_places = self.read.dense_rows.tolist()
+        self.dense_places, self.quantized_places = self.read.dense_rows.tolist(), self.read.quantized_rows.tolist()
         self.group_places = [group.rows.tolist() for group in self.read.groups]
+        self.foldable = self._foldable()
+        self.sides = [self._arranged(side) for side in range(2)] if self.foldable else []
 
     def update(self, both: Tensor) -> Tensor:
         """Append T positions [B, 2H, T, D]; return what their attention sees, [B, 2H, S, D]: the reconstructed past,
         then themselves."""
         start, stop = self.length, self.length + both.shape[2]
-        self._reserve(stop)
-        self.settle()
         new = self._turn(both) if self.turned else both
-        if self.working_copy:
-            past = self.store["past"]
-            past[:, :, start:stop] = new
-            self.unsettled = self._append(both, start, stop)
-            seen = past[:, :, :stop]
-        else:
-            # A slice at a time: what is freed between tensors that stay is of little use to anything larger.
-            for part in slices(stop - start, both[:, :, 0].numel()):
-                self._store_new(both[:, :, part], start + part.start, start + part.stop)
-            self._store_groups(both)
-            self.length = stop
+        if not self.working_copy:
+            self.append(both)
             seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
             if start:
                 self.reconstruct_into(seen)
             seen[:, :, start:] = new
+            return seen
+        self._reserve(stop)
+        self.settle()
+        past = self.store["past"]
+        past[:, :, start:stop] = new
+        self.unsettled = self._append(both, start, stop)
         self.length = stop
-        return seen
+        return past[:, :, :stop]
+
+    def append(self, both: Tensor) -> None:
+        """Store T positions [B, 2H, T, D] without a working copy, and reconstruct nothing."""
+        start, stop = self.length, self.length + both.shape[2]
+        self._reserve(stop)
+        self.settle()
+        # A slice at a time: what is freed between tensors that stay is of little use to anything larger.
+        for piece in slices(stop - start, both[:, :, 0].numel()):
+            self._store_new(both[:, :, piece], start + piece.start, start + piece.stop)
+        self._store_groups(both)
+        self.length = stop
 
     def settle(self) -> None:
         """Bring the past to what the next step finds: the last step's exact keys and values have been attended to,
@@ -188,6 +198,27 @@ class LayerCache:
         }
         return Store(batch=batch, **options) if padding is None else PaddedStore(padding, **options)
 
+    def _foldable(self) -> bool:
+        """Whether new tokens can attend to what is stored as it is (``attention``): to published codes, and BF16."""
+        published = self.read.quantized and not self.groups and not self.read.nulls
+        return bool(published) and not self.working_copy and self.head_dim % 2 == 0
+
+    def _arranged(self, side: int) -> tuple[list[tuple[str, slice | None, slice, slice | None]], Arrangement]:
+        """How keys (side 0) or values (1) are stored: of each precision its heads (None: all), its rows among those of
+        its name, and those among the scales; and the order of the heads (see ``attention``)."""
+        parts, order, first = [], [], 0
+        for name, places in self.places.items():
+            here = [index for index, row in enumerate(places) if row // self.heads == side]
+            if here:
+                # Rows ascend, so those of one side stand together.
+                start, stop = here[0], here[-1] + 1
+                scales = None if name == "bf16" else slice(first + start, first + stop)
+                heads = None if len(here) == self.heads else slice(len(order), len(order) + len(here))
+                parts.append((name, heads, slice(start, stop), scales))
+                order += [(places[index] % self.heads, name) for index in here]
+            first += len(places)
+        return parts, arrangement(tuple(order))
+
     def _turn(self, both: Tensor) -> Tensor:
         """Keys and values, with those rotated whose past is read back rotated."""
         for group, _, _ in self.turned:
@@ -205,7 +236,7 @@ class LayerCache:
             if len(read.dense_rows):
                 settled = torch.where(read.is_dense, dense, settled)
         for (group, _), back in zip(self.groups, groups, strict=True):
-            settled = settled.index_copy(1, group.rows, back)
+            settled = back if back.shape == settled.shape else settled.index_copy(1, group.rows, back)
         return None if settled is both else settled
 
     def _store_new(self, both: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
@@ -225,7 +256,10 @@ class LayerCache:
 
     def _store_groups(self, both: Tensor) -> list[Tensor]:
         """Store new positions [B, 2H, T, D] of other schemes; what each group's are read back as."""
-        return [store.append(both.index_select(1, group.rows)) for group, store in self.groups]
+        return [
+            store.append(both if len(group.rows) == both.shape[1] else both.index_select(1, group.rows))
+            for group, store in self.groups
+        ]
 
     def _reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` positions (see ``stores.grown``)."""
@@ -253,6 +287,16 @@ class LayerCache:
         for places, (_, store) in zip(self.group_places, self.groups, strict=True):
             put(out, places, store.read())
 
+    def stored(self, side: int) -> Side:
+        """The keys (side 0) or values (1) as they are stored; where ``foldable``."""
+        parts, arranged = self.sides[side]
+        found = []
+        for name, heads, rows, scales in parts:
+            packed = self.store["dense" if scales is None else name][:, rows, : self.length]
+            steps = None if scales is None else self.store["scales"][:, scales, : self.length, 0]
+            found.append(Stored(name, heads, packed, steps))
+        return Side(found, arranged)
+
     @property
     def payload_bytes(self) -> int:
         """Bytes of the stored codes and dense elements, of the positions seen so far."""
@@ -279,9 +323,42 @@ class LayerCache:
         return self._stored("past").index_select(1, self.read.dense_rows).nbytes
 
 
+def append_all(caches: Sequence[LayerCache], new: Sequence[Tensor]) -> None:
+    """Store positions of several layers, each [B, 2H, T, D] of one that is ``foldable``, as ``append`` of each would.
+
+    They are quantized in one go: a token of one layer is so little that its operations cost what their calls do.
+    """
+    both = torch.cat(list(new), dim=1)
+    firsts = list(accumulate((each.shape[1] for each in new), initial=0))
+    count, one = both.shape[2], caches[0].levels
+    alike = isinstance(one, int) and all(isinstance(cache.levels, int) and cache.levels == one for cache in caches)
+    scale = choose_scale(both)
+    codes = quantize(both, scale, one if alike else torch.cat([cache.read.levels for cache in caches]))
+    tensors = {name: (codes, [cache.places.get(name, []) for cache in caches]) for name in MAX_CODES}
+    tensors["scales"] = scale.unsqueeze(-1), [cache.quantized_places for cache in caches]
+    tensors["dense"] = both, [cache.dense_places for cache in caches]
+    for cache in caches:
+        cache._reserve(cache.length + count)
+    for name, (x, places) in tensors.items():
+        rows = [first + row for first, own in zip(firsts, places, strict=False) for row in own]
+        if not rows:
+            continue
+        if not alike:
+            x = x.index_select(1, torch.tensor(rows, device=x.device))
+        if name in MAX_CODES:
+            x = pack(x, BITS[name])
+        for cache, own in zip(caches, x.split([len(each) for each in places], dim=1), strict=True):
+            if own.shape[1]:
+                cache.store[name][:, :, cache.length : cache.length + count] = own
+    for cache in caches:
+        cache.length += count
+
+
 class UnevenLayerCache:
     """One layer's cache where keys and values differ in width: one for each. What goes in and comes out is of the
     larger width (see ``sides``); what is stored is not."""
+
+    foldable = False
 
     def __init__(self, keys: LayerCache, values: LayerCache):
         self.sides = keys, values

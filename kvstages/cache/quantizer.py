@@ -36,7 +36,7 @@ def quantize(x: Tensor, scale: Tensor, levels: int | Tensor) -> Tensor:
     import torch
 
     wide = scale.float().unsqueeze(-1)
-    steps = (x.float() * levels).div_(torch.where(wide == 0, torch.inf, wide)).round_()
+    steps = (x.float() * levels).div_(wide.masked_fill(wide == 0, torch.inf)).round_()
     if isinstance(levels, int):
         return steps.clamp_(-levels, levels).to(torch.int8)
     return torch.maximum(torch.minimum(steps, levels), -levels).to(torch.int8)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvstages.cache.engines import LARGEST_STEP
-from kvstages.cache.levels import FP8_LARGEST, Levels, Parameters, levels_of
+from kvstages.cache.levels import FP8_LARGEST, Parameters, levels_of
 from kvstages.cache.quantizer import LARGEST_SCALE
 from kvstages.cache.schemes import Method
 
@@ -30,18 +30,27 @@ AROUND = (1.0, 0.77, 0.84, 0.92, 1.1, 1.2, 1.35, 1.55, 1.8, 2.1)
 TRIED_TOGETHER = 1 << 18
 
 
-def choose(x: Tensor, method: Method, bits: int, static: Tensor | None) -> Parameters:
-    """The parameters of vectors x [..., N] as stored; ``static`` [..., 1] is what a scale in E4M3 is relative to."""
+def choose(x: Tensor, method: Method, bits: int, static: Tensor | None) -> tuple[Parameters, Tensor]:
+    """The parameters of vectors x [..., N] as stored, and the codes under them; ``static`` [..., 1] is what a scale in
+    E4M3 is relative to."""
     levels = levels_of(method)
     plain = levels.fit(x, bits)
     if not method.search:
-        return store(plain, method, static)
+        chosen = store(plain, method, static)
+        return chosen, levels.encode(x, widen(chosen, static), bits)
     multipliers = _multipliers(method.levels == "lloyd", x.device)
     wrong = []
     for portion in multipliers.split(max(1, TRIED_TOGETHER // max(1, x.numel()))):
         tried = store(_scaled(plain, portion.view(-1, *[1] * x.dim())), method, static)
-        wrong.append(_squared_error(x, levels, widen(tried, static), bits))
-    return store(_scaled(plain, multipliers[torch.cat(wrong).argmin(dim=0)]), method, static)
+        wide = widen(tried, static)
+        codes = levels.encode(x.expand(len(portion), *x.shape), wide, bits)
+        wrong.append((levels.decode(codes, wide, bits) - x).double().square().sum(dim=-1, keepdim=True))
+    best = torch.cat(wrong).argmin(dim=0)
+    chosen = store(_scaled(plain, multipliers[best]), method, static)
+    if len(wrong) == 1:
+        # All were tried at once, and the codes of the best are there already.
+        return chosen, codes.gather(0, best.expand_as(x).unsqueeze(0)).squeeze(0)
+    return chosen, levels.encode(x, widen(chosen, static), bits)
 
 
 @cache
@@ -78,10 +87,3 @@ def _scaled(plain: Parameters, multiplier: Tensor) -> Parameters:
     scale, *zero = plain
     scaled = multiplier * scale
     return (scaled, *(each + (scale - scaled) / 2 for each in zero))
-
-
-def _squared_error(x: Tensor, levels: Levels, parameters: Parameters, bits: int) -> Tensor:
-    """Σ (x̂ − x)² under K parameters each, FP64 [K, ..., 1]."""
-    tried = x.expand(len(parameters[0]), *x.shape)
-    back = levels.decode(levels.encode(tried, parameters, bits), parameters, bits)
-    return (back - x).double().square().sum(dim=-1, keepdim=True)

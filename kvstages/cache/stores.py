@@ -89,14 +89,14 @@ class Store:
     def append(self, x: Tensor) -> Tensor:
         """Take tokens [B, H, T, D]; return what they are read back as until something more is settled."""
         room = max(0, self.codec.method.first - self.length)
+        if not room and not self.codec.method.delayed:
+            return self._quantize(x)
         exact, rest = x[:, :, :room], x[:, :, room:]
         if room:
             self.first = torch.cat((self.first, exact.to(self.first.dtype)), dim=2)
         if self.codec.method.delayed:
             self.last = torch.cat((self.last, rest.to(self.last.dtype)), dim=2)
             return self._exact(x.to(self.last.dtype))
-        if not room:
-            return self._quantize(x)
         if not rest.shape[2]:
             return self._exact(self.first[:, :, -x.shape[2] :])
         return torch.cat((self._exact(self.first[:, :, -exact.shape[2] :]), self._quantize(rest)), dim=2)

@@ -38,6 +38,7 @@ def command(
     window: str,
     noise: str | None,
     straight_through: str | None,
+    order: str,
     seed: int,
     batch: int,
     weight_decay: float,
@@ -60,8 +61,9 @@ def command(
     """Train a copy of the model for a few steps with a noisy or quantized KV cache, or with neither (a control).
 
     The loss is cross entropy plus beta times the KL to the frozen original; parameters are kept in the compute
-    dtype. Blocks are taken in order and round the window. Writes the weights, the losses of each step, and a record of
-    the settings, the tokens seen and how far the weights have moved. A loss that is not finite is an error.
+    dtype. Blocks are taken in order and round the window, or each round in an order that the seed draws. Writes the
+    weights, the losses of each step, and a record of the settings, the tokens seen and how far the weights have moved.
+    A loss that is not finite is an error.
 
     Example: kvstages adapt --model model.safetensors --windows windows.safetensors --noise int4 --seed 1337 --steps 50
     --learning-rate 1e-6 --beta 1 --output adapted.safetensors --curve curve.csv --record training.json
@@ -73,6 +75,7 @@ def command(
     from kvstages.measure.training_jobs import Training
     from kvstages.models.checkpoints import save_model
     from kvstages.models.identity import read_identity
+    from kvstages.study.arms import SHUFFLED
     from kvstages.study.windows import load_window
 
     if noise is not None and straight_through is not None:
@@ -89,7 +92,7 @@ def command(
     cache, policy = (NOISE, noise) if noise is not None else (STRAIGHT_THROUGH, straight_through)
     called, grid = ("", None) if policy is None else training_options.named_grid(policy, identity)
     cache = None if grid is None else cache
-    arm = Arm(cache, grid, steps, batch, learning_rate, weight_decay, clip, beta)
+    arm = Arm(cache, grid, steps, batch, learning_rate, weight_decay, clip, beta, order == SHUFFLED)
     training = Training(model, DTYPES[compute_dtype], place, tokens, memory_mb << 20, calibration)
     with options.progress(f"adapt, seed {seed}") as report:
         decoder, records = training.run(arm, seed, report)
@@ -105,6 +108,7 @@ def command(
         "weight_decay": weight_decay,
         "clip": clip,
         "batch": batch,
+        "order": order,
         "seed": seed,
         "window": window,
         "tokens_seen": steps * batch * tokens.shape[1],

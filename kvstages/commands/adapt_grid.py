@@ -28,6 +28,7 @@ def command(
     window: str,
     noise: str | None,
     straight_through: str | None,
+    order: str,
     seed: int,
     batch: int,
     weight_decay: float,
@@ -57,6 +58,7 @@ def command(
     from kvstages.measure.settings_grid import Grid, run_grid
     from kvstages.measure.training_jobs import Training
     from kvstages.models.identity import read_identity
+    from kvstages.study.arms import SHUFFLED
     from kvstages.study.windows import load_window
 
     if (noise is None) == (straight_through is None):
@@ -66,7 +68,8 @@ def command(
     tokens, reserved = (load_window(windows, name, identity.shape).to(how.place) for name in (window, measured_on))
     called, precisions = training_options.named_grid(policy, identity)
     training = Training(model, DTYPES[weights], how.place, tokens, how.memory, calibration)
-    grid = Grid(cache, precisions, tuple(steps), tuple(learning_rate), tuple(beta), batch, weight_decay, clip, seed)
+    tried = tuple(steps), tuple(learning_rate), tuple(beta)
+    grid = Grid(cache, precisions, *tried, batch, weight_decay, clip, order == SHUFFLED, seed)
     with options.progress("adapt-grid") as report:
         rows = run_grid(training, grid, reserved, how.setting, report)
     known = {"policy": called, "window": measured_on, "seed": seed}

@@ -29,7 +29,7 @@ from kvstages.policies.names import ALLOCATORS
     type=click.Choice(list(UNITS)),
     default="head",
     show_default=True,
-    help="What has a precision of its own: a head, or its keys and its values apart.",
+    help="What has a precision of its own: a head, its keys and its values apart, or a layer.",
 )
 @click.option(
     "--precisions",

@@ -8,6 +8,7 @@ import click
 
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 from kvstages.commands.precision import Precision
 
 NUMBERS = ["layer", "head", "mean_kl", "blocks", "below_floor", "reconstruction_error"]
@@ -76,7 +77,7 @@ def command(
     for name in precisions:
         if name not in held:
             raise ValueError(f"{sensitivity}: no {name} scores; it holds {', '.join(held)}")
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     tokens = load_window(windows, window, decoder.shape).to(how.place)
     block = sweep_bytes(decoder, tokens.shape[1], how.setting.execution, len(precisions or held))
     check_memory(decoder, block, how.memory)

@@ -8,6 +8,7 @@ import click
 
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 
 
 @click.command("evaluate")
@@ -53,7 +54,7 @@ def command(
 
     record = how.record(window)
     logits = read_reference(reference, record)
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     chosen = read_policy(policy, read_identity(model))
     tokens = load_window(windows, window, decoder.shape).to(how.place)
     block = state_bytes(decoder, tokens.shape[1], how.setting.execution)

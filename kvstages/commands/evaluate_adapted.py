@@ -8,6 +8,7 @@ import click
 
 from kvstages.commands import options, training_options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 
 
 @click.command("evaluate-adapted")
@@ -54,7 +55,7 @@ def command(
 
     record = how.record(window)
     logits = read_reference(reference, record)
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     identity = read_identity(model)
     names, grids = zip(*(training_options.named_grid(policy, identity) for policy in policies), strict=True)
     repeated = [name for index, name in enumerate(names) if name in names[:index]]

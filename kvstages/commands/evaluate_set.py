@@ -8,6 +8,7 @@ import click
 
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 
 
 @click.command("evaluate-set")
@@ -22,7 +23,9 @@ from kvstages.commands.measuring import Measuring, measuring
     help="Set of policies, from the stages policy-set and refine. May be given more than once.",
 )
 @click.option(
-    "--reference", type=options.INPUT, required=True, help="Logits to compare with, from the stage reference."
+    "--reference",
+    type=options.INPUT,
+    help="Logits to compare with, from the stage reference; without it the same ones are computed here and not kept.",
 )
 @click.option(
     "--truth",
@@ -38,18 +41,18 @@ def command(
     windows: Path,
     window: str,
     policies: tuple[Path, ...],
-    reference: Path,
+    reference: Path | None,
     truth: Path | None,
     without: tuple[str, ...],
     calibration: Path | None,
     how: Measuring,
     output: Path,
 ) -> None:
-    """Measure a set of policies jointly on a window, all against one reference.
+    """Measure a set of policies jointly on a window, all against the unquantized cache.
 
     Writes one row for each policy and block: mean KL(policy || reference) in nats, KL(policy || truth) where a truth is
     given, agreement of the argmaxes, cross entropy, the document of the block, and the recipe, bytes and proxy of the
-    policy. The reference must have been computed in the same way.
+    policy. A reference that is given must have been computed in the same way.
 
     Example: kvstages evaluate-set --model model.safetensors --windows windows.safetensors --window validation
     --policies policy-set.json --reference reference/validation.safetensors --output joint.csv
@@ -57,21 +60,21 @@ def command(
     from kvstages.files.atomic import write_table
     from kvstages.measure.execution import check_memory, state_bytes
     from kvstages.measure.policy_set import measure
-    from kvstages.measure.reference import EXACT, read_reference
+    from kvstages.measure.reference import EXACT, ComputedLogits, read_reference
     from kvstages.models.identity import read_identity
     from kvstages.policies.record import read_policies
     from kvstages.study.windows import load_window
 
-    record = how.record(window)
-    logits = read_reference(reference, record)
+    stored = None if reference is None else read_reference(reference, how.record(window))
     exact = None if truth is None else read_reference(truth, EXACT | {"window": window})
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     every = read_policies(policies, read_identity(model))
     unknown = sorted(set(without) - {policy["recipe"] for policy in every})
     if unknown:
         raise ValueError(f"--without {unknown[0]}: no such recipe in {', '.join(map(str, policies))}")
     chosen = [policy for policy in every if policy["recipe"] not in without]
     tokens = load_window(windows, window, decoder.shape).to(how.place)
+    logits = ComputedLogits(decoder, tokens, how.setting) if stored is None else stored
     block = state_bytes(decoder, tokens.shape[1], how.setting.execution)
     check_memory(decoder, block, how.memory)
     with options.progress("measure") as report:

@@ -20,6 +20,9 @@ from kvstages.commands import options
 @click.option(
     "--tokens", type=click.IntRange(min=1), required=True, help="Tokens to continue with; the rest of a block prompts."
 )
+@click.option(
+    "--prompt", type=click.IntRange(min=1), help="Tokens of each prompt, where not all the rest of a block prompts."
+)
 @options.calibration
 @options.compute_dtype
 @options.device
@@ -33,6 +36,7 @@ def command(
     policies: tuple[Path, ...],
     prompts: int,
     tokens: int,
+    prompt: int | None,
     calibration: Path | None,
     compute_dtype: str,
     device: str,
@@ -61,17 +65,18 @@ def command(
     place = prepare(device, threads)
     decoder = calibrated(open_decoder(model, DTYPES[compute_dtype], place).pack(), calibration)
     blocks = load_window(windows, window, decoder.shape)
-    if prompts > len(blocks) or tokens >= blocks.shape[1]:
+    length = prompt or blocks.shape[1] - tokens
+    if prompts > len(blocks) or not 1 <= length <= blocks.shape[1] - tokens:
+        of = "" if prompt is None else f" of {prompt} tokens"
         raise ValueError(
-            f"{windows}: {prompts} prompts and {tokens} tokens after each, but {window} has {len(blocks)} blocks of "
-            f"{blocks.shape[1]} tokens"
+            f"{windows}: {prompts} prompts{of} and {tokens} tokens after each, but {window} has {len(blocks)} blocks "
+            f"of {blocks.shape[1]} tokens"
         )
     identity = read_identity(model)
     records = [read_policy(path, identity) for path in policies]
     grids = {record["policy"]: check_policy(record, decoder.shape) for record in records}
     documents = window_documents(windows, window) or [""] * len(blocks)
     chosen = [index * len(blocks) // prompts for index in range(prompts)]
-    length = blocks.shape[1] - tokens
     begun = blocks[chosen, :length].to(place)
     together = blocks_per_pass(decoder, prompts, length + tokens, "token-by-token", memory_mb << 20)
     runs = {name: (grid, together) for name, grid in grids.items()}

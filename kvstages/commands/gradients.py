@@ -16,6 +16,9 @@ from kvstages.commands.precision import Precision
 @options.windows
 @click.option("--window", default="calibration", show_default=True, help="Window that the scores are estimated on.")
 @click.option(
+    "--source", default="gradients", show_default=True, help="What the table calls its scores; recipes name them so."
+)
+@click.option(
     "--probes",
     type=click.IntRange(min=1),
     default=32,
@@ -47,6 +50,7 @@ def command(
     model: Path,
     windows: Path,
     window: str,
+    source: str,
     probes: int,
     precisions: tuple[str, ...],
     calibration: Path | None,
@@ -89,4 +93,4 @@ def command(
         kept = keeping(keep, decoder.shape, tokens, probes, timings, window)
     with options.progress("gradients") as report, kept as keep_slice:
         values, error = window_projections(decoder, tokens, wanted, probes, memory_mb << 20, report, keep_slice)
-    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window)
+    write_scores(output_table, projections, values.numpy(), error, wanted, tokens.shape[1], window, source)

@@ -40,11 +40,7 @@ def command(preset: Path, quantizer: str, model: Path, tokens: int, name: str, o
 
     identity = read_identity(model)
     shape = identity.shape
-    if shape.key_width != shape.value_width:
-        raise ValueError(
-            f"{model}: keys of width {shape.key_width} and values of {shape.value_width}: not yet imported"
-        )
-    record = imported(name, read_preset(preset, shape.heads, quantizer), shape.key_width, tokens)
+    record = imported(name, read_preset(preset, shape.heads, quantizer), shape.widths, tokens)
     try:
         check_policy(record, shape)
     except ValueError as error:

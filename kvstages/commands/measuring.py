@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from kvstages.measure.setting import Setting
-    from kvstages.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,6 @@ class Measuring:
         held = [documents[block] if documents else "" for block in table["block"]]
         measured = {key: [value] * len(held) for key, value in {"window": window, **self.setting.as_dict()}.items()}
         return {**table, "document": held, **measured}
-
-    def decoder(self, model: Path, calibration: Path | None = None) -> Decoder:
-        """The decoder that measures, its weights packed; schemes know it by a file of the stage calibrate."""
-        from kvstages.measure.calibration import calibrated
-        from kvstages.models.load import open_decoder
-
-        return calibrated(open_decoder(model, self.setting.dtype, self.place).pack(), calibration)
 
 
 def measuring(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -111,16 +111,15 @@ def of_repository(
     with tempfile.TemporaryDirectory() as made:
         pinned = resolved_files(repository, commit, [CONFIG], [WEIGHTS], INDEX, FILES, Path(made))
         where = {"source": "hub", "location": repository, "revision": commit, "files": pinned}
-        return of_huggingface(Path(made), where, texts, title or repository, weights=False, said_as=repository)
+        return of_huggingface(Path(made), where, texts, title or repository, weights=False)
 
 
 def of_huggingface(
-    path: Path, pinned: dict[str, Any], texts: Sequence[Path], title: str, weights: bool, said_as: str = ""
+    path: Path, pinned: dict[str, Any], texts: Sequence[Path], title: str, weights: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """The study of a model whose configuration and tokenizer are at ``path``, and what was chosen.
 
-    ``weights``: whether it is to be screened, with the weights that are there too. ``said_as``: how it is called where
-    the path is nobody's.
+    ``weights``: whether it is to be screened, with the weights that are there too.
     """
     from kvstages.models.huggingface_files import planned_shape
     from kvstages.models.huggingface_tokenizer import Tokenizer
@@ -129,10 +128,7 @@ def of_huggingface(
     from kvstages.study.texts import encode_texts, read_texts
 
     shape = planned_shape(path)
-    if shape.key_width != shape.value_width:
-        raise ValueError(
-            f"{said_as or path}: keys of width {shape.key_width} and values of {shape.value_width}: not yet allocated"
-        )
+    widths = " and ".join(dict.fromkeys(map(str, shape.widths)))
     files = new_study.text_files(texts)
     parts = new_study.parts_of(len(files))
     tokenizer = Tokenizer(path)
@@ -144,7 +140,7 @@ def of_huggingface(
     settings = new_study.huggingface_study(title, shape.layers, shape.heads, pinned, text, block, windows)
     settings["screening"], schemes = screened_or_not(path, weights, shape, ids, entries, tokenizer.prefix, settings)
     return settings, [
-        f"model: {shape.layers} layers, {shape.heads} KV heads of width {shape.key_width}, context {shape.context}",
+        f"model: {shape.layers} layers, {shape.heads} KV heads of width {widths}, context {shape.context}",
         f"text: {len(ids)} tokens in {len(documents)} documents, {len(tokenizer.prefix)} special tokens before a block",
         *(
             f"{name}: {window['blocks']} blocks of {window.get('block', block)} tokens, {window['documents']} documents"
@@ -207,7 +203,7 @@ def screened_or_not(
     block = settings["block"]
     if not weights:
         schemes = fitting(shape.widths, biased=False)
-        found = new_study.screening(schemes, new_study.screening_budgets(shape.key_width, block))
+        found = new_study.screening(schemes, new_study.screening_budgets(shape.widths, block))
         return found, [f"schemes: not screened here, so the study compares {', '.join(found['schemes'])}"]
     with tempfile.TemporaryDirectory() as made:
         shard, documents = Path(made, "shard.bin"), Path(made, "documents.json")
@@ -228,7 +224,7 @@ def screened(path: Path, decoder: Decoder, tokens: np.ndarray, block: int) -> tu
 
     count = min(new_study.SCREENED_BLOCKS, len(tokens))
     few = torch.from_numpy(tokens[:: len(tokens) // count][:count].copy())
-    budgets = new_study.screening_budgets(decoder.shape.key_width, block)
+    budgets = new_study.screening_budgets(decoder.shape.widths, block)
     try:
         with options.progress("screen") as report:
             advice = advise(decoder, few, budgets[0], progress=report, cached=block)

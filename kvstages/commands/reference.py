@@ -8,6 +8,7 @@ import click
 
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 
 
 @click.command("reference")
@@ -44,7 +45,7 @@ def command(
 
     if exact_cache and how.setting.execution != "one-pass":
         raise click.UsageError("--exact-cache needs the execution one-pass: nothing is stored from token to token")
-    decoder = how.decoder(model)
+    decoder = opened(how, model)
     tokens = load_window(windows, window, decoder.shape).to(how.place)
     block = state_bytes(decoder, tokens.shape[1], how.setting.execution)
     check_memory(decoder, block, how.memory)

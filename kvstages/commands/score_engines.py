@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstages.commands import options
+from kvstages.commands.precision import Precision
 from kvstages.export.engines import ENGINES
 
 
@@ -25,6 +26,13 @@ from kvstages.export.engines import ENGINES
     required=True,
     help="Engine whose formats are scored; may be given more than once.",
 )
+@click.option(
+    "--precision",
+    "precisions",
+    type=Precision(),
+    multiple=True,
+    help="Another precision to score from the same gradients; may be given more than once.",
+)
 @options.calibration
 @options.memory
 @options.threads
@@ -37,6 +45,7 @@ def command(
     window: str,
     probes: int,
     engines: tuple[str, ...],
+    precisions: tuple[str, ...],
     calibration: Path | None,
     memory_mb: int,
     threads: int,
@@ -46,7 +55,8 @@ def command(
 ) -> None:
     """Score every unit at every format of some engines, from gradients.
 
-    Writes what the stage gradients writes, of the formats that the model's heads can have. Formats with a static scale
+    Writes what the stage gradients writes, of the formats that the model's heads can have, and of other precisions
+    where a study needs these too. Formats with a static scale
     need --calibration.
 
     Example: kvstages score-engines --model model.safetensors --windows windows.safetensors --engine vllm
@@ -64,8 +74,8 @@ def command(
     place = prepare(device, threads)
     decoder = calibrated(open_decoder(model, DTYPES["float32"], place), calibration)
     tokens = load_window(windows, window, decoder.shape).to(place)
-    formats = [form.precision for engine in engines for form in ENGINES[engine].fitting(decoder.shape.key_width)]
-    wanted = tuple(by_size(name for name in formats if name != "bf16"))
+    formats = [form.precision for engine in engines for form in ENGINES[engine].fitting(decoder.shape.widths)]
+    wanted = tuple(by_size(name for name in (*formats, *precisions) if name != "bf16"))
     timings = timings_of(wanted)
     block = graph_bytes(decoder, tokens.shape[1], probes, len(timings))
     check_memory(decoder, block, memory_mb << 20, copies=SCORE_COPIES)

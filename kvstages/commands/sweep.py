@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from kvstages.cache.precision_grid import PARTS
+from kvstages.cache.precision_grid import LAYER
 from kvstages.commands import options
 from kvstages.commands.measuring import Measuring, measuring
+from kvstages.commands.opening import opened
 from kvstages.commands.precision import Precision
-from kvstages.scores.columns import CONTROLS, changes, sweep_table
+from kvstages.scores.columns import CONTROLS, SCORED, changes, sweep_table
 
 
 @click.command("sweep")
@@ -28,11 +29,12 @@ from kvstages.scores.columns import CONTROLS, changes, sweep_table
 @click.option(
     "--part",
     "parts",
-    type=click.Choice(PARTS),
+    type=click.Choice(SCORED),
     multiple=True,
     default=("kv",),
     show_default=True,
-    help="Part of a head to change: keys and values together, keys, or values. May be given more than once.",
+    help="Part of a head to change: keys and values together, keys, or values; or the layer, all heads at once. May be "
+    "given more than once.",
 )
 @click.option(
     "--precision",
@@ -65,7 +67,7 @@ def command(
 
     The base has every head in BF16, or is the policy --base. Writes one row for each head, part, precision and block:
     the mean KL (nats) over the block's positions, that of the base, and the relative squared error of the head's keys
-    and values themselves. The base runs along in the same batches.
+    and values themselves. The layer as a whole is one row, under head 0. The base runs along in the same batches.
 
     Example: kvstages sweep --model model.safetensors --windows windows.safetensors --layer 3 --output layer-03.csv
     """
@@ -77,10 +79,12 @@ def command(
     from kvstages.policies.record import read_policy
     from kvstages.study.windows import load_window
 
-    decoder = how.decoder(model, calibration)
+    decoder = opened(how, model, calibration)
     tokens = load_window(windows, window, decoder.shape).to(how.place)
     around = None if base is None else PrecisionGrid.of_record(read_policy(base, read_identity(model))["precisions"])
     wanted = changes(parts, precisions)
+    if heads and LAYER in parts:
+        raise click.UsageError("--head goes with a part of a head: a layer is changed as a whole")
     if heads and max(heads) >= decoder.shape.heads:
         raise ValueError(f"head {max(heads)}: the model has KV heads 0 to {decoder.shape.heads - 1}")
     only = {(head, change) for head in heads for change in wanted} or None

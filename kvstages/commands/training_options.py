@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvstages.study.arms import ORDERS, SEQUENTIAL
+
 if TYPE_CHECKING:
     from kvstages.cache.precision_grid import PrecisionGrid
     from kvstages.models.identity import ModelIdentity
@@ -60,7 +62,14 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--weight-decay", type=click.FloatRange(min=0), default=0.01, show_default=True),
         click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Blocks a step."),
-        click.option("--seed", type=int, required=True, help="Seed of the noise."),
+        click.option("--seed", type=int, required=True, help="Seed of the noise, and of the order if it is shuffled."),
+        click.option(
+            "--order",
+            type=click.Choice(ORDERS),
+            default=SEQUENTIAL,
+            show_default=True,
+            help="Batches in order and round the window, or each round of them in an order drawn by the seed.",
+        ),
         click.option(
             "--straight-through",
             **policy,

@@ -1,8 +1,9 @@
 """What an engine's restrictions cost: the set of policies that is measured to tell.
 
 A policy of one's own; for each engine what it becomes there (*projected*), and at the bytes of that the best that the
-engine can express (*allocated*) and the best of one's own kind (*own*); at the bytes of one's own policy the best that
-the engine can express (*allocated-own*), where it can take so few. Axes: L layers, H KV heads.
+engine can express (*allocated*), the best with the engine's formats chosen freely for each layer (*layer*) and the best
+of one's own kind (*own*); at the bytes of one's own policy the best that the engine can express (*allocated-own*),
+where it can take so few. Axes: L layers, H KV heads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OWN = "own"
 # What a policy's file says of itself, which a set says once.
 OF_FILE = ("schema_version", "model", "schemes", "provenance", *SCORED)
 # What of an engine's follows its name in a recipe's.
-ALLOCATED, AT_OWN_BYTES = "allocated", "allocated-own"
+ALLOCATED, EVERY_LAYER, AT_OWN_BYTES = "allocated", "layer", "allocated-own"
 
 
 def engine_set(
@@ -66,6 +67,7 @@ def engine_set(
         policies += [
             record(PROJECTED, PROJECTED, layers, size),
             record(ALLOCATED, "exact", allocated(engine, costs, cache, size), size),
+            record(EVERY_LAYER, "exact", allocated(engine, costs, cache, size, every_layer=True), size),
         ]
         at_size = own.policy(Budget(size, "bytes"))
         policies.append(at_size | {"policy": f"{engine.name}-{OWN}", "recipe": f"{engine.name}-{OWN}"})
@@ -79,7 +81,7 @@ def engine_set(
 def read_costs(path: Path, engine: Engine, cache: Cache, shape: DecoderShape) -> tuple[dict[str, np.ndarray], str]:
     """Scores of an engine's formats summed over the heads of each layer's keys and values (nats) [2L], BF16 with them;
     and where they come from."""
-    names = by_size(form.precision for form in engine.fitting(cache.width) if form.precision != "bf16")
+    names = by_size(form.precision for form in engine.fitting(cache.widths) if form.precision != "bf16")
     table = read_scores(path, shape, cache.tokens, "keys-values", names)
     # Units by layer, head and part, keys before values.
     scores = table.scores.reshape(-1, cache.layers, cache.heads, len(SIDES)).sum(axis=2)

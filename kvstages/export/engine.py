@@ -15,7 +15,7 @@ import numpy as np
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import bits_of, stored_bytes
 from kvstages.cache.schemes import SIDES, check_width, precision
-from kvstages.export.choices import Alternative, allocate, project
+from kvstages.export.choices import Alternative, allocate, each_layer, project
 
 
 class Format(NamedTuple):
@@ -30,6 +30,8 @@ class Format(NamedTuple):
     stand_in: bool = True
 
 
+# Width of a head's keys and of its values.
+Widths = tuple[int, int]
 # Format of each layer's keys and of its values [L][2].
 Layers = Sequence[tuple[Format, Format]]
 
@@ -46,8 +48,8 @@ class Engine(ABC):
     note: str
 
     @abstractmethod
-    def formats(self, width: int) -> list[Format]:
-        """Every format of the engine for heads of a width, those that do not fit the width among them."""
+    def formats(self, widths: Widths) -> list[Format]:
+        """Every format of the engine for heads of some widths, those that do not fit them among them."""
 
     @abstractmethod
     def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:
@@ -61,13 +63,13 @@ class Engine(ABC):
         """What a user must know before relying on it, a line each; such as support that is not merged."""
         return []
 
-    def fitting(self, width: int) -> list[Format]:
-        """The formats that heads of this width can have; ValueError where none of them quantizes."""
+    def fitting(self, widths: Widths) -> list[Format]:
+        """The formats that heads of these widths can have; ValueError where none of them quantizes."""
         found, refused = [], ""
-        for form in self.formats(width):
+        for form in self.formats(widths):
             try:
                 if form.precision != "bf16":
-                    for side in SIDES:
+                    for side, width in zip(SIDES, widths, strict=True):
                         check_width(precision(form.precision), side, width)
                 found.append(form)
             except ValueError as error:
@@ -79,33 +81,35 @@ class Engine(ABC):
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache that bytes are counted of: L layers of H heads of a width, ``tokens`` long."""
+    """The cache that bytes are counted of: L layers of H heads of some widths, ``tokens`` long."""
 
     layers: int
     heads: int
-    width: int
+    widths: Widths
     tokens: int
 
     @classmethod
     def of_policy(cls, policy: Mapping[str, Any]) -> Cache:
-        """From a policy's record, whose bytes tell the width; ValueError where they do not."""
-        missing = [key for key in ("tokens", "bytes") if key not in policy]
+        """From a policy's record, which says of which model it is; ValueError where it does not fit that."""
+        missing = [key for key in ("tokens", "bytes", "model") if key not in policy]
         if missing:
             raise ValueError(f"key {missing[0]!r} is missing, expected a policy of the stage allocate")
-        grid = PrecisionGrid.of_record(policy["precisions"])
-        layers, heads = len(grid.keys), len(grid.keys[0])
-        tokens, dense = policy["tokens"], policy["bytes"]["bf16"]
-        width, rest = divmod(dense, 4 * layers * heads * tokens)
-        if rest or grid.shape != [heads] * layers:
-            raise ValueError(f"bytes.bf16 is {dense}: not those of {layers} layers of equal heads and {tokens} tokens")
-        return cls(layers, heads, width, tokens)
+        grid, model, tokens = PrecisionGrid.of_record(policy["precisions"]), policy["model"], policy["tokens"]
+        layers, heads, widths = model["layers"], model["heads"], (model["key_width"], model["value_width"])
+        dense = 2 * layers * heads * sum(widths) * tokens
+        if policy["bytes"]["bf16"] != dense or grid.shape != [heads] * layers:
+            raise ValueError(
+                f"bytes.bf16 is {policy['bytes']['bf16']}, expected {dense}: {tokens} tokens in {layers} layers of "
+                f"{heads} heads, as its model has them"
+            )
+        return cls(layers, heads, widths, tokens)
 
     def bytes_of(self, name: str, side: str) -> int:
         """Bytes of a layer's keys (k) or values (v) as an engine lays them out: payload and scales of all its heads.
 
         A static scale is not among them: engines keep it with the weights.
         """
-        size = stored_bytes(name, side, self.width, self.tokens)
+        size = stored_bytes(name, side, self.widths[SIDES.index(side)], self.tokens)
         return self.heads * (size.payload + size.scales)
 
     def sizes(self, formats: Sequence[Format]) -> np.ndarray:
@@ -127,7 +131,7 @@ def projected(engine: Engine, grid: PrecisionGrid, cache: Cache) -> tuple[Layers
     values; of what the engine can express with these formats, the setting of fewest bytes that gives nothing less.
     ValueError names what the engine lacks.
     """
-    available = engine.fitting(cache.width)
+    available = engine.fitting(cache.widths)
     stands_for = {name: _stand_in(engine, name, available, cache) for name in dict.fromkeys(grid.flat())}
     formats = [form for form in available if form in stands_for.values() or form.precision == "bf16"]
     keys = [_rank(form, cache) for form in formats]
@@ -145,17 +149,22 @@ def projected(engine: Engine, grid: PrecisionGrid, cache: Cache) -> tuple[Layers
     return _layers(chosen, formats), {name: form.word for name, form in stands_for.items()}
 
 
-def allocated(engine: Engine, costs: Mapping[str, np.ndarray], cache: Cache, limit: int) -> Layers:
+def allocated(
+    engine: Engine, costs: Mapping[str, np.ndarray], cache: Cache, limit: int, every_layer: bool = False
+) -> Layers:
     """What an engine can express of least proxy, in so many of its own bytes or fewer.
 
     ``costs``: of each precision, the scores of the layers' keys and values summed over heads (nats) [2L]; formats
-    without scores are not used. BF16 costs nothing.
+    without scores are not used. BF16 costs nothing. ``every_layer``: instead of what the engine can express, any of its
+    formats for each layer, keys and values alike: a policy whose unit is the layer.
     """
     known = {"bf16": np.zeros(2 * cache.layers), **costs}
-    formats = [form for form in engine.fitting(cache.width) if form.precision in known]
+    formats = [form for form in engine.fitting(cache.widths) if form.precision in known]
     cost = np.stack([known[form.precision] for form in formats], axis=1)
+    same = [(index, index) for index in range(len(formats))]
+    own = [each_layer(cache.layers, same)] if every_layer else engine.alternatives(cache.layers, formats)
     try:
-        chosen = allocate(engine.alternatives(cache.layers, formats), cost, cache.sizes(formats), limit)
+        chosen = allocate(own, cost, cache.sizes(formats), limit)
     except ValueError as error:
         raise ValueError(f"{engine.name}: {error}") from None
     return _layers(chosen, formats)

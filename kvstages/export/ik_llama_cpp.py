@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from kvstages.cache.schemes import SIDES, precision
 from kvstages.export.choices import Alternative, each_side, ends
-from kvstages.export.engine import Engine, Format, Layers
-from kvstages.export.llama_cpp import TYPES
+from kvstages.export.engine import Engine, Format, Layers, Widths
+from kvstages.export.llama_cpp import TYPES, sides_option
 
 
 class IkLlamaCpp(Engine):
@@ -22,8 +23,8 @@ class IkLlamaCpp(Engine):
         "they are stored, here they are exact."
     )
 
-    def formats(self, width: int) -> list[Format]:
-        turned = "" if width & (width - 1) else "-hadamard"
+    def formats(self, widths: Widths) -> list[Format]:
+        turned = sides_option(["" if width & (width - 1) else "hadamard" for width in widths])
         return [Format("bf16", "f16"), *(Format(name + turned, name, stand_in) for name, stand_in in TYPES.items())]
 
     def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:
@@ -37,8 +38,7 @@ class IkLlamaCpp(Engine):
             words.append(f"-ct{letter} {middle[0]}")
             words += [f"-ct{letter}-{end} {run[0]},{run[1]}" for end, run in (("first", first), ("last", last)) if run]
         quantized = [any(pair[side].word != "f16" for pair in layers) for side in (0, 1)]
-        rotated = any("hadamard" in form.precision for pair in layers for form in pair)
-        words += [flag for flag, needed in zip(("-khad", "-vhad"), quantized, strict=True) if needed and rotated]
+        words += [f"-{side}had" for side in SIDES if any(_rotated(pair[SIDES.index(side)], side) for pair in layers)]
         return " ".join([*words, *(["-fa on"] if quantized[1] else [])]) + "\n"
 
     def warnings(self, layers: Layers) -> list[str]:
@@ -46,6 +46,10 @@ class IkLlamaCpp(Engine):
             "Only builds with ik_llama.cpp's pull request 1599 and the fix of 1626 (the last layers' values took the "
             "first layers' type before) read the types of the first and last layers."
         ]
+
+
+def _rotated(form: Format, side: str) -> bool:
+    return form.precision != "bf16" and precision(form.precision).method(side).rotation != ""
 
 
 def _three(runs: list[tuple[str, int]]) -> tuple:

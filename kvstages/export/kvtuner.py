@@ -13,7 +13,7 @@ import yaml
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.export.choices import Alternative, each_layer
-from kvstages.export.engine import Engine, Format, Layers
+from kvstages.export.engine import Engine, Format, Layers, Widths
 from kvstages.files import ledger
 
 BITS = (8, 4, 2)
@@ -29,7 +29,7 @@ class KVTuner(Engine):
         "Bytes are those of packed codes, which not every backend of KVTuner packs."
     )
 
-    def formats(self, width: int) -> list[Format]:
+    def formats(self, widths: Widths) -> list[Format]:
         return [Format(QUANTIZERS["per-token"].format(bits), str(bits)) for bits in BITS]
 
     def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstages.cache.schemes import SIDES
 from kvstages.export.choices import Alternative, each_side
-from kvstages.export.engine import Engine, Format, Layers
+from kvstages.export.engine import Engine, Format, Layers, Widths
 
 # Types, and whether they stand for other quantizers' precisions.
 TYPES = {"q8_0": True, "q5_1": False, "q5_0": True, "q4_1": False, "q4_0": True}
@@ -20,14 +21,21 @@ LESS_COMMON = ("q5_1", "q5_0", "q4_1")
 ROTATED = 64
 
 
-def rotation(width: int) -> str:
-    """The options of the rotation that llama.cpp applies to heads of a width; "" for none."""
-    if width % ROTATED:
-        return ""
-    block = ROTATED * ((width // ROTATED) & -(width // ROTATED))
-    keys = "hadamard" if block == width else f"hadamard{block}"
-    values = "hadamard" if width == ROTATED else f"hadamard{ROTATED}"
-    return f"-{keys}" if keys == values else f"-k.{keys}+v.{values}"
+def rotation(widths: Widths) -> str:
+    """The options of the rotation that llama.cpp applies to heads of some widths; "" for none."""
+    largest = ROTATED * ((widths[0] // ROTATED) & -(widths[0] // ROTATED))
+    words = [
+        "" if width % ROTATED else "hadamard" if block == width else f"hadamard{block}"
+        for width, block in zip(widths, (largest, ROTATED), strict=True)
+    ]
+    return sides_option(words)
+
+
+def sides_option(words: Sequence[str]) -> str:
+    """What ends a precision's name where its keys and its values have an option each; "" for none."""
+    if words[0] == words[1]:
+        return f"-{words[0]}" if words[0] else ""
+    return "-" + "+".join(f"{side}.{word}" for side, word in zip(SIDES, words, strict=True) if word)
 
 
 class LlamaCpp(Engine):
@@ -38,8 +46,8 @@ class LlamaCpp(Engine):
         "are stored, here they are exact."
     )
 
-    def formats(self, width: int) -> list[Format]:
-        turned = rotation(width)
+    def formats(self, widths: Widths) -> list[Format]:
+        turned = rotation(widths)
         return [Format("bf16", "f16"), *(Format(name + turned, name, stand_in) for name, stand_in in TYPES.items())]
 
     def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:

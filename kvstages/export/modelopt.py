@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstages.export.choices import Alternative, each_layer
-from kvstages.export.engine import Engine, Format, Layers
+from kvstages.export.engine import Engine, Format, Layers, Widths
 
 # How the layers of Llama-like models are called in their checkpoints.
 LAYER = "model.layers.{}.self_attn"
@@ -24,7 +24,7 @@ class ModelOpt(Engine):
     file = "hf_quant_config.json"
     note = "ModelOpt's scales are one a layer and side, here one a head."
 
-    def formats(self, width: int) -> list[Format]:
+    def formats(self, widths: Widths) -> list[Format]:
         return [Format("bf16", "BF16"), Format("fp8_e4m3", "FP8"), Format("nvfp4", "NVFP4")]
 
     def alternatives(self, layers: int, formats: Sequence[Format]) -> list[Alternative]:

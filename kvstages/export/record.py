@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.precisions import bits_of, by_size
-from kvstages.export.engine import Cache, Engine, Layers, engine_bytes, projected
+from kvstages.export.engine import Cache, Engine, Layers, Widths, engine_bytes, projected
 from kvstages.policies.identity import identity_record
 from kvstages.policies.making import policy_record
 
@@ -37,7 +37,7 @@ def export(policy: Mapping[str, Any], engine: Engine) -> tuple[dict[str, Any], d
         "tensors_with_more_bits": sum(bits_of(after) > bits_of(before) for before, after in pairs),
         "tokens": cache.tokens,
         "bytes": {
-            "policy": sum(policy_bytes(grid, cache.width, cache.tokens)),
+            "policy": sum(policy_bytes(grid, cache.widths, cache.tokens)),
             "engine": size,
             "bf16": policy["bytes"]["bf16"],
         },
@@ -59,13 +59,13 @@ def setting_record(
     proxy: float | None = None,
 ) -> dict[str, Any]:
     """The record of the policy that a setting of an engine amounts to; ``sensitivity``: the source of its scores."""
-    ladder = by_size(form.precision for form in engine.fitting(cache.width))
+    ladder = by_size(form.precision for form in engine.fitting(cache.widths))
     return _record(name, allocator, cache.grid(layers), cache, ladder, sensitivity, proxy)
 
 
-def imported(name: str, grid: PrecisionGrid, width: int, tokens: int) -> dict[str, Any]:
+def imported(name: str, grid: PrecisionGrid, widths: Widths, tokens: int) -> dict[str, Any]:
     """The record of a policy that was made elsewhere: without scores, and so without a proxy."""
-    cache = Cache(len(grid.keys), len(grid.keys[0]), width, tokens)
+    cache = Cache(len(grid.keys), len(grid.keys[0]), widths, tokens)
     record = _record(name, IMPORTED, grid, cache, by_size(["bf16", *grid.flat()]), None, None)
     return record | dict.fromkeys(SCORED)
 
@@ -80,6 +80,6 @@ def _record(
     proxy: float | None,
 ) -> dict[str, Any]:
     return policy_record(
-        name, allocator, None, grid, proxy, 0, cache.width, cache.tokens,
+        name, allocator, None, grid, proxy, 0, cache.widths, cache.tokens,
         unit="layer", ladder=ladder, sensitivity=sensitivity,
     )  # fmt: skip

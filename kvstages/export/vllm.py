@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstages.export.choices import Alternative, each_layer
-from kvstages.export.engine import Engine, Format, Layers
+from kvstages.export.engine import Engine, Format, Layers, Widths
 
 PER_TOKEN_HEAD = ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head")
 
@@ -19,7 +19,7 @@ class VLLM(Engine):
     file = "flags.txt"
     note = "vLLM reads a step's own key and value as they are stored; here a step sees its own exactly."
 
-    def formats(self, width: int) -> list[Format]:
+    def formats(self, widths: Widths) -> list[Format]:
         return [
             Format("bf16", "auto"),
             Format("int8_per_token_head", "int8_per_token_head"),

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.labels import PART_SUFFIXES
-from kvstages.cache.precision_grid import PARTS
 from kvstages.cache.precisions import by_size
 from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
 from kvstages.files.read import read_columns
-from kvstages.scores.columns import BF16_STEP
+from kvstages.scores.columns import BF16_STEP, SCORED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +65,7 @@ def numbers(sensitivities: Sequence[Path]) -> pd.DataFrame:
             .reset_index()
         )
     order = in_order(level for table in tables for level in table["level"])
-    ranks = {"part": PARTS.index, "level": order.index}
+    ranks = {"part": SCORED.index, "level": order.index}
     ordered = [
         table.sort_values(KEY, key=lambda values: values.map(ranks.get(values.name, lambda value: value)))
         for table in tables

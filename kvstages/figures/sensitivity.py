@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.labels import PART_SUFFIXES
-from kvstages.cache.precision_grid import PARTS
 from kvstages.figures.shades import ink
 from kvstages.files.read import read_columns
+from kvstages.scores.columns import SCORED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ FIGURE = Entry(
     },
 )
 
+ONE = {"kv": "one head", "layer": "one layer"}
 MARK = "#d1590b"
 # A triangle in the upper left of a cell, to the right and up from its corner.
 CORNER = [(0, 0), (0.26, 0), (0, -0.42)]
@@ -36,8 +37,8 @@ CORNER = [(0, 0), (0.26, 0), (0, -0.42)]
 def numbers(sensitivity: Path) -> pd.DataFrame:
     """Scores and floors (nats) of each head and precision of a sensitivity table.
 
-    They are of keys and values together where the table has these, else of both apart. ValueError where the grid has
-    holes.
+    They are of keys and values together where the table has these, else of both apart, or of whole layers. ValueError
+    where the grid has holes.
     """
     table = read_columns(
         sensitivity, ["layer", "head", "mean_kl", "below_floor"], ["source", "part", "precision"], ["floor_kl"]
@@ -63,7 +64,7 @@ def draw(table: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    parts = [part for part in PARTS if (table["part"] == part).any()]
+    parts = [part for part in SCORED if (table["part"] == part).any()]
     precisions = list(dict.fromkeys(table["precision"]))
     columns = len(parts) if len(parts) > 1 else min(2, len(precisions))
     rows = -(-len(precisions) * len(parts) // columns)
@@ -72,7 +73,7 @@ def draw(table: pd.DataFrame) -> Figure:
         figsize=(max(7.0, columns * (heads * cell_width + 1.25)), rows * (layers * cell_height + 0.75) + 0.75),
         layout="constrained",
     )
-    one = "one head" if parts == ["kv"] else "the keys or values of one head"
+    one = ONE.get(parts[0], "the keys or values of one head")
     figure.suptitle(f"Sensitivity: mean calibration KL with {one} quantized, all others in BF16", x=0.01, ha="left")
     maps = [(precision, part) for precision in precisions for part in parts]
     panels = figure.subplots(rows, columns, squeeze=False).flat
@@ -105,6 +106,7 @@ def _map(axes: Axes, table: pd.DataFrame, title: str, scale: tuple[float, float]
     positive = grid[grid > 0]
     exponent = int(np.floor(np.log10(np.median(positive)))) if positive.size else 0
     layers, heads = grid.shape
+    whole = (table["part"] == "layer").all()
     shown = norm(np.where(grid > 0, grid, scale[0])).filled()
     axes.pcolormesh(shown, cmap=shades, vmin=0, vmax=1, edgecolors="w", lw=0.6)
     for (layer, head), value in np.ndenumerate(grid):
@@ -116,9 +118,9 @@ def _map(axes: Axes, table: pd.DataFrame, title: str, scale: tuple[float, float]
             corner = [(head + across, layer - up) for across, up in CORNER]
             axes.fill(*zip(*corner, strict=True), facecolor=MARK, edgecolor="white", lw=0.6)
     axes.set_title(f"{title} (cells: $10^{{{exponent}}}$ nats)")
-    axes.set_xlabel("head")
+    axes.set_xlabel("all heads" if whole else "head")
     axes.set_ylabel("layer")
-    axes.set_xticks(np.arange(heads) + 0.5, np.arange(heads))
+    axes.set_xticks([] if whole else np.arange(heads) + 0.5, [] if whole else np.arange(heads))
     axes.set_yticks(np.arange(layers) + 0.5, np.arange(layers))
     axes.tick_params(length=0)
     axes.set_xlim(0, heads)

@@ -2,7 +2,8 @@
 
 docs/method.md, "Adaptation". Loss = cross entropy + β · KL(student || reference). An arm says what training does to
 keys and values: nothing (a control), uniform noise, or the quantizer itself with straight-through gradients. Evaluation
-has no noise. All arms take the same blocks in the same order.
+has no noise. A seed draws the noise and, in arms that shuffle, the order of the batches; those of one seed take the
+same blocks in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvstages.cache.interventions import check_finite
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.adamw import AdamW
 from kvstages.measure.execution import position_slices
-from kvstages.measure.frozen import Frozen, batches
+from kvstages.measure.frozen import Frozen, ordered_batches
 from kvstages.measure.training_caches import NoiseCache, StraightThroughCache
 from kvstages.models.decoder import Cache, CausalCache
 from kvstages.models.gpt2_nano import GPT
@@ -35,7 +36,7 @@ NOISE, STRAIGHT_THROUGH = "noise", "straight-through"
 @dataclass(frozen=True)
 class Arm:
     """Settings of one adaptation. ``cache`` is None (the control), ``NOISE`` or ``STRAIGHT_THROUGH``; the last two
-    take each tensor's precision from ``grid``."""
+    take each tensor's precision from ``grid``. ``shuffled``: each seed has an order of batches of its own."""
 
     cache: str | None
     grid: PrecisionGrid | None
@@ -45,6 +46,7 @@ class Arm:
     weight_decay: float
     clip: float
     beta: float
+    shuffled: bool = False
 
 
 class CheckedCache(CausalCache):
@@ -102,7 +104,7 @@ def adapt(
     generator = torch.Generator(tokens.device).manual_seed(seed)
     optimizer = AdamW(model.parameters(), arm.learning_rate, arm.weight_decay)
     curve = []
-    chosen = batches(len(tokens), arm.batch)
+    chosen = ordered_batches(len(tokens), arm.batch, seed if arm.shuffled else None)
     following = F.pad(tokens[:, 1:], (0, 1), value=NONE)
     slices = position_slices(model, arm.batch, tokens.shape[1], memory, LOSS_BYTES / model.dtype.itemsize)
     for step in range(arm.steps):

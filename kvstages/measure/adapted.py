@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import blocks_per_pass, dense_grid, policy_cache, position_slices, run_layers
-from kvstages.measure.metrics import Normalizer, divergence_and_normalizer, normalizer, target_logits
+from kvstages.measure.metrics import Normalizer, divergences_and_normalizer, normalizer, target_logits
 from kvstages.measure.policy_set import last_states
 from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
@@ -66,8 +66,8 @@ def evaluate_adapted(
                     kept[positions.start] = references
                 logits = model.logits(x[:, positions])
                 top = logits.argmax(dim=-1)
-                for first, (reference, of_reference, other) in zip((0, 2), references, strict=True):
-                    kl, own = divergence_and_normalizer(logits, reference, of_reference)
+                distances, own = divergences_and_normalizer(logits, [each[:2] for each in references])
+                for first, kl, (_, _, other) in zip((0, 2), distances, references, strict=True):
                     found[first][index][where] = kl.cpu()
                     found[first + 1][index][where] = (top == other).cpu().double()
                 found[4][index][where] = own.cross_entropy(target_logits(logits, following[where])).cpu()

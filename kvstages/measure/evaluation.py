@@ -59,9 +59,9 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     grid = PrecisionGrid.of_record(policy["precisions"])
     shape = model.shape
     size = measured_bytes(grid, shape.key_width, tokens, shape.value_width, model.contexts)
-    if size != policy_bytes(grid, shape.key_width, tokens, shape.value_width):
+    if size != policy_bytes(grid, shape.widths, tokens):
         raise AssertionError("the cache's tensors do not have the bytes of the formula")
-    dense = policy_bytes(dense_grid(model), shape.key_width, tokens, shape.value_width).payload
+    dense = policy_bytes(dense_grid(model), shape.widths, tokens).payload
     reconstructed = sum(
         width * sum(precision != "bf16" for row in side for precision in row)
         for width, side in zip(shape.widths, (grid.keys, grid.values), strict=True)
@@ -69,7 +69,7 @@ def storage(policy: Policy, model: Decoder, tokens: int, mean_kl: float) -> dict
     return {
         "proxy": policy["proxy"],
         "proxy_gap": None if policy["proxy"] is None else policy["proxy"] - mean_kl,
-        "average_payload_bits": average_payload_bits(grid),
+        "average_payload_bits": average_payload_bits(grid, shape.widths),
         "tokens_per_cache": tokens,
         "payload_bytes": size.payload,
         "scale_bytes": size.scales + size.once,

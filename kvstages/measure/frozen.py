@@ -7,6 +7,7 @@ Axes: B blocks, T tokens, E hidden width, V vocabulary.
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator
@@ -22,12 +23,26 @@ MOST_SHARED = 2
 _shared: dict[Hashable, Frozen] = {}
 
 
-def batches(blocks: int, batch: int) -> Iterator[list[int]]:
-    """Endless batches of block indices, in order and round the window."""
-    position = 0
-    while True:
-        yield [(position + offset) % blocks for offset in range(batch)]
-        position = (position + batch) % blocks
+def batches(blocks: int, batch: int) -> list[list[int]]:
+    """Batches of block indices, in order and round the window, up to where they come again."""
+    cycle = blocks // math.gcd(blocks, batch)
+    return [[(place * batch + offset) % blocks for offset in range(batch)] for place in range(cycle)]
+
+
+def ordered_batches(blocks: int, batch: int, seed: int | None = None) -> Iterator[list[int]]:
+    """The same batches without end: one round of them after the other, as they are, or shuffled by ``seed``.
+
+    Shuffled, a round has them by the SHA-256 of SEED:ROUND:BATCH (both counted from 0), so that a seed means
+    the same order on every machine. The batches themselves stay, and with them the reference's logits.
+    """
+    found = batches(blocks, batch)
+    for turn in itertools.count():
+        places = range(len(found)) if seed is None else _shuffled(len(found), seed, turn)
+        yield from (found[place] for place in places)
+
+
+def _shuffled(count: int, seed: int, turn: int) -> list[int]:
+    return sorted(range(count), key=lambda place: hashlib.sha256(f"{seed}:{turn}:{place}".encode()).digest())
 
 
 class Frozen:
@@ -41,12 +56,9 @@ class Frozen:
     def __init__(self, model: GPT, tokens: Tensor, batch: int, memory: int):
         self.head = copy.deepcopy(model.lm_head)
         self.free = memory // 4
-        causal, blocks = CausalCache(tokens.device), len(tokens)
-        # After so many batches they come again.
-        cycle = blocks // math.gcd(blocks, batch)
+        causal = CausalCache(tokens.device)
         self.states = {
-            tuple(rows): model.run_layers(model.embed(tokens[rows]), causal)
-            for rows in itertools.islice(batches(blocks, batch), cycle)
+            tuple(rows): model.run_layers(model.embed(tokens[rows]), causal) for rows in batches(len(tokens), batch)
         }
         self.kept: dict[tuple[tuple[int, ...], int, int], Tensor] = {}
 

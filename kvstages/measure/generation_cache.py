@@ -1,8 +1,9 @@
 """A mixed-precision KV cache for ``generate()`` of Hugging Face's transformers: a policy in use.
 
 What is stored is what the workflow measures: codes packed to their bits with their scales, unquantized heads in BF16,
-and nothing quantized twice. At each step a layer's past is reconstructed, attended to and dropped again; no copy of it
-is kept unless asked for. A step's own keys and values are attended to as they are (docs/generation.md).
+and nothing quantized twice. A token attends to what is stored as it is where that can be (``cache.attention``);
+elsewhere a layer's past is reconstructed, attended to and dropped again. No copy of it is kept unless asked for. A
+step's own keys and values are attended to as they are (docs/generation.md).
 
 Axes: B sequences, H KV heads, T new tokens, S tokens seen, D head width; keys and values [B, H, T, D].
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,19 @@ import transformers
 from torch import Tensor, nn
 from transformers.cache_utils import CacheLayerMixin
 
+from kvstages.cache.attention import attend
 from kvstages.cache.interventions import check_finite
 from kvstages.cache.offsets import Contexts
-from kvstages.cache.packed import LayerCache, UnevenLayerCache
+from kvstages.cache.packed import LayerCache, UnevenLayerCache, append_all
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import STORAGE, storage_rounding
 from kvstages.cache.schemes import SIDES, precision
 from kvstages.cache.sides import join, part
 from kvstages.files.read import read_json
 from kvstages.measure.calibration import read_contexts
+from kvstages.measure.stored_attention import LIBRARY, Trial, attending
 from kvstages.models.config import DecoderShape
-from kvstages.models.huggingface import Bridge, Noting, kv_shape
+from kvstages.models.huggingface import Bridge, kv_shape
 from kvstages.models.huggingface_files import WINDOWED, check_config, layer_types
 from kvstages.models.identity import ModelIdentity
 from kvstages.models.weights import model_digest
@@ -80,6 +84,10 @@ class MixedLayer(CacheLayerMixin):
         """Store new keys and values [B, H, T, D]; return what they attend to, [B, H, S + T, D]."""
         self.cache.check(key_states, value_states, self)
         self.forward_passes = self.cache.forward_passes
+        if self.attends(key_states):
+            return self.cache.hand(
+                self, *(storage_rounding(each, self.layer, 0) for each in (key_states, value_states))
+            )
         both = join(key_states, value_states)
         check_finite(both, self.layer)
         if self.store is None:
@@ -88,6 +96,23 @@ class MixedLayer(CacheLayerMixin):
             self.store.extend_padding(self.cache.padding)
         seen = self.store.update(storage_rounding(both, self.layer, self.store.length))
         return part(seen, key_states, value_states)
+
+    def attends(self, keys: Tensor) -> bool:
+        """Whether new tokens attend to what is stored as it is: single ones, where nothing else is asked for."""
+        return (
+            self.cache.running is not None
+            and self.store is not None
+            and self.store.foldable
+            and keys.shape[2] == 1
+            and keys.device.type == "cpu"
+            and keys.dtype != torch.float64
+            and not torch.is_grad_enabled()
+        )
+
+    def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None) -> Tensor:
+        """Attention [B, G · H, 1, D] of a token with its ``own`` key and value (see ``cache.attention``)."""
+        keys, values = (self.store.stored(side) for side in range(2))
+        return attend(queries, keys, values, own, scaling, mask)
 
     def get_seq_length(self) -> int:
         return 0 if self.store is None else self.store.length
@@ -143,7 +168,8 @@ class MixedPrecisionCache(transformers.Cache):
     ``prefill``, "exact": tokens that come together see each other exactly and are stored quantized, as engines do with
     a prompt; "stepwise": a token sees those before it as they are stored, as the workflow measures it. Tokens must then
     come one by one (``generate(..., prefill_chunk_size=1)``). ``contexts``: what schemes need to know of the model.
-    ``working_copy``: keep the reconstructed past beside what is stored: faster, for more memory than without a policy.
+    ``working_copy``: keep the reconstructed past beside what is stored, for more memory than without a policy: faster
+    where the past would be reconstructed at each step.
     """
 
     def __init__(
@@ -163,7 +189,13 @@ class MixedPrecisionCache(transformers.Cache):
                 raise ValueError(f"{name} needs to know the model: give calibration=, a file of the stage calibrate")
         self.grid, self.prefill, self.contexts, self.working_copy = grid, prefill, contexts, working_copy
         self.shape, self.limit, self.decoder = decoder.shape, decoder.limit, weakref.ref(decoder.body)
+        self.fits = decoder.fits and not working_copy
         self.forward_passes = 0
+        # What ends the forward pass under way; the layer whose attention comes next, with the token's key and value;
+        # and layers with such tokens, to be stored when it ends.
+        self.running: ExitStack | None = None
+        self.handed: tuple[MixedLayer, tuple[Tensor, Tensor]] | None = None
+        self.unstored: list[tuple[MixedLayer, Tensor]] = []
         # Padding of the sequences [B]; whether more of it may follow, and whether more did in this forward pass.
         self.padding: Tensor | None = None
         self.padding_may_grow = self.padding_grew = False
@@ -199,6 +231,9 @@ class MixedPrecisionCache(transformers.Cache):
         if body is not self.decoder():
             raise ValueError("this cache was made for another model: make one for each")
         self.forward_passes += 1
+        if self.fits and not body.training and body.config._attn_implementation == LIBRARY:
+            self.handed, self.unstored, self.running = None, [], ExitStack()
+            self.running.enter_context(attending(body.config, self))
         seen = self.get_seq_length()
         self.padding_grew = bool(seen) and self.padding_may_grow
         if seen and not self.padding_grew:
@@ -210,6 +245,35 @@ class MixedPrecisionCache(transformers.Cache):
                 self.padding = padding
                 # A chunk of a prompt may end before a sequence begins.
                 self.padding_may_grow = bool((padding == mask.shape[1]).any())
+
+    def end(self, done: bool) -> None:
+        """The forward pass is over: store its tokens that are not yet; none of one that was broken off."""
+        if self.running is None:
+            return
+        self.running.close()
+        unstored, self.unstored, self.running = self.unstored, [], None
+        if not done or not unstored:
+            return
+        for layer, both in unstored:
+            check_finite(both, layer.layer)
+        append_all([layer.store for layer, _ in unstored], [both for _, both in unstored])
+
+    def hand(self, layer: MixedLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """A token's keys and values [B, H, 1, D] of a layer, as they are: the attention that comes next is theirs."""
+        if self.handed is not None:
+            raise RuntimeError(f"layer {self.handed[0].layer}: the model did not ask for the attention to its past")
+        self.handed = layer, (keys, values)
+        self.unstored.append((layer, torch.cat((keys, values), dim=1)))
+        return keys, values
+
+    def take(self, keys: Tensor, values: Tensor, named: dict[str, Any]) -> MixedLayer | None:
+        """The layer that attends for the model; None where it was given all that there is to attend to."""
+        if self.handed is None:
+            return None
+        (layer, own), self.handed = self.handed, None
+        if keys is not own[0] or values is not own[1]:
+            raise RuntimeError(f"layer {layer.layer}: the model attends to other keys and values than it was given")
+        return layer
 
     def check(self, keys: Tensor, values: Tensor, layer: MixedLayer) -> None:
         """ValueError unless keys and values are the next ones of the model and the batch that the cache is for."""
@@ -281,17 +345,20 @@ class OpenedModel:
         config = model.config.get_text_config(decoder=True)
         self.limit = min((window for kind, window in layer_types(config) if kind in WINDOWED), default=1 << 62)
         self._body = weakref.ref(model.get_decoder())
-        noting = Noting()
+        trial, by_registry = Trial(), self.body.config._attn_implementation == LIBRARY
         token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        with torch.no_grad():
-            logits = model(input_ids=token, cache=Bridge(noting), use_cache=True).logits
+        with torch.no_grad(), attending(self.body.config, trial) if by_registry else nullcontext():
+            logits = model(input_ids=token, cache=Bridge(trial), use_cache=True).logits
+        # Whether its attention can be to stored tokens (see ``stored_attention``).
+        self.fits = by_registry and trial.fits
         layers = config.num_hidden_layers
-        heads, key_width, value_width = kv_shape(noting.shapes, layers)
+        heads, key_width, value_width = kv_shape(trial.shapes, layers)
         query_heads = getattr(config, "num_attention_heads", heads)
         sizes = logits.shape[-1], self.limit, config.hidden_size, query_heads
         self.shape = DecoderShape(layers, heads, key_width, value_width, *sizes)
         self._digest: str | None = None
         self.body.register_forward_pre_hook(announce, with_kwargs=True)
+        self.body.register_forward_hook(dismiss, with_kwargs=True, always_call=True)
 
     @property
     def body(self) -> nn.Module:
@@ -316,9 +383,22 @@ def opened(model: transformers.PreTrainedModel) -> OpenedModel:
 
 def announce(body: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     """Tell a cache of ours that a forward pass of a decoder begins."""
-    cache = named.get("cache", named.get("past_key_values"))
-    if isinstance(cache, MixedPrecisionCache):
+    cache = cache_of(named)
+    if cache is not None:
         cache.begin(body, named.get("attention_mask"))
+
+
+def dismiss(body: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+    """Tell a cache of ours that it has ended."""
+    cache = cache_of(named)
+    if cache is not None:
+        cache.end(output is not None)
+
+
+def cache_of(named: Mapping[str, Any]) -> MixedPrecisionCache | None:
+    """The cache of ours among the arguments of a forward pass, if there is one."""
+    cache = named.get("cache", named.get("past_key_values"))
+    return cache if isinstance(cache, MixedPrecisionCache) else None
 
 
 def tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:

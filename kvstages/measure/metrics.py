@@ -61,21 +61,26 @@ def divergence(logits: Tensor, reference: Tensor, of_reference: Normalizer | Non
     Never negative, and 0 only where p = q as far as FP64 tells. Any finite logits will do. ``of_reference``, the
     reference's normalizer [...], spares its exponentials where one reference serves many.
     """
-    return divergence_and_normalizer(logits, reference, of_reference)[0]
+    other = normalizer(reference) if of_reference is None else of_reference
+    return divergences_and_normalizer(logits, [(reference, other)])[0][0]
 
 
 @torch.no_grad()
-def divergence_and_normalizer(
-    logits: Tensor, reference: Tensor, of_reference: Normalizer | None = None
-) -> tuple[Tensor, Normalizer]:
-    """``divergence``, and the normalizer of the logits, which the same exponentials give: FP64 [...].
+def divergences_and_normalizer(
+    logits: Tensor, references: Sequence[tuple[Tensor, Normalizer]]
+) -> tuple[list[Tensor], Normalizer]:
+    """``divergence`` from each of some references, given with their normalizers; and the normalizer of the logits, FP64
+    [...]. The same exponentials of the logits give all of it.
 
     With a and b the logits less their row's largest and weights w = exp a, D(p ‖ q) is
     Σ w · (a − b) / Σ w − log(Σ w / Σ exp b). Where the two are close it is taken from ``_close_divergence``.
     """
-    own, gap = _expected_gap(logits, reference)
-    other = normalizer(reference) if of_reference is None else of_reference
-    return _divergence(logits, reference, own, other, gap), own
+    own, gaps = _expected_gaps(logits, [(reference, other.largest) for reference, other in references])
+    found = [
+        _divergence(logits, reference, own, other, gap)
+        for (reference, other), gap in zip(references, gaps, strict=True)
+    ]
+    return found, own
 
 
 def _divergence(logits: Tensor, reference: Tensor, own: Normalizer, other: Normalizer, gap: Tensor) -> Tensor:
@@ -134,22 +139,23 @@ def _above_tangent(x: Tensor, weights: Tensor, logits: Tensor) -> Tensor:
     return torch.where(x.abs() <= SERIES, series, far)
 
 
-def _expected_gap(logits: Tensor, reference: Tensor) -> tuple[Normalizer, Tensor]:
-    """The logits' normalizer, and Σ w · (a − b) / Σ w (see ``divergence_and_normalizer``): FP64 [...] of [..., V]."""
-    flat = [each.reshape(-1, each.shape[-1]) for each in (logits, reference)]
-    largest, total, gap = torch.empty(3, len(flat[0]), dtype=torch.float64, device=logits.device)
-    unused = torch.empty_like(gap)
-    for (rows, others, weights), (own, other), (own_largest, own_total, own_gap, spare) in _chunks(
-        flat, 3, [largest, total, gap, unused]
+def _expected_gaps(logits: Tensor, references: Sequence[tuple[Tensor, Tensor]]) -> tuple[Normalizer, list[Tensor]]:
+    """The logits' normalizer, and Σ w · (a − b) / Σ w (see ``divergences_and_normalizer``) of each reference, which is
+    given with its largest logits: FP64 [...] of [..., V]."""
+    flat = [each.reshape(-1, each.shape[-1]) for each in (logits, *(reference for reference, _ in references))]
+    tops = [largest.reshape(-1) for _, largest in references]
+    largest, total, *gaps = torch.empty(2 + len(tops), len(flat[0]), dtype=torch.float64, device=logits.device)
+    for (rows, others, weights), (own, *each), (own_largest, own_total, *results) in _chunks(
+        flat, 3, [largest, total, *gaps, *tops]
     ):
         _lower(rows.copy_(own), own_largest, own.dtype == torch.float64)
-        _lower(others.copy_(other), spare, other.dtype == torch.float64)
         torch.exp(rows, out=weights)
         _sum_rows(weights, own_total)
-        _sum_rows(rows.sub_(others).mul_(weights), own_gap)
-    gap.div_(total)
+        for other, gap, top in zip(each, results[: len(tops)], results[len(tops) :], strict=True):
+            _lower_by(others.copy_(other), top, other.dtype == torch.float64)
+            _sum_rows(torch.sub(rows, others, out=others).mul_(weights), gap)
     shape = logits.shape[:-1]
-    return Normalizer(largest.view(shape), total.view(shape)), gap.view(shape)
+    return Normalizer(largest.view(shape), total.view(shape)), [gap.div_(total).view(shape) for gap in gaps]
 
 
 def _chunks(
@@ -183,6 +189,11 @@ def _lower(rows: Tensor, largest: Tensor, wide: bool) -> None:
     Differences beyond FP64 become the largest that it has; there are some only where logits are ``wide``, FP64.
     """
     torch.amax(rows, dim=-1, out=largest)
+    _lower_by(rows, largest, wide)
+
+
+def _lower_by(rows: Tensor, largest: Tensor, wide: bool) -> None:
+    """The same where the largest logits [n] are known."""
     rows.sub_(largest.unsqueeze(-1))
     if wide:
         rows.clamp_(min=-torch.finfo(torch.float64).max)
@@ -208,7 +219,8 @@ def position_metrics(logits: Tensor, reference: Tensor, targets: Tensor) -> dict
     reference_cross_entropy, and delta_p, its probability under the policy minus under the reference. An id below 0
     stands for none: these three are NaN there.
     """
-    (own, gap), (other, other_gap) = _expected_gap(logits, reference), _expected_gap(reference, logits)
+    own, (gap,) = _expected_gaps(logits, [(reference, reference.amax(dim=-1).double())])
+    other, (other_gap,) = _expected_gaps(reference, [(logits, own.largest)])
     known = targets >= 0
     entropies = [
         each.cross_entropy(target_logits(scores, targets.clamp(min=0))).where(known, math.nan)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import blocks_per_pass, policy_cache, position_slices, run_layers
-from kvstages.measure.metrics import Normalizer, divergence, divergence_and_normalizer, normalizer, target_logits
+from kvstages.measure.metrics import Normalizer, divergences_and_normalizer, normalizer, target_logits
 from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
@@ -115,10 +115,10 @@ def _measure_grids(
                         of_truth[positions.start] = normalizer(exact)
                 normal, top = of_reference[positions.start]
                 logits = model.logits(x[:, positions])
-                found, own = divergence_and_normalizer(logits, other, normal)
-                kl[index][where] = found.cpu()
-                if exact is not None:
-                    from_truth[index][where] = divergence(logits, exact, of_truth[positions.start]).cpu()
+                compared = [(other, normal), *([] if exact is None else [(exact, of_truth[positions.start])])]
+                found, own = divergences_and_normalizer(logits, compared)
+                for values, distance in zip((kl, from_truth), found, strict=False):
+                    values[index][where] = distance.cpu()
                 entropy[index][where] = own.cross_entropy(target_logits(logits, following[where])).cpu()
                 agrees[index][where] = (logits.argmax(dim=-1) == top).cpu()
             progress((start + (rows.stop - start) * (done + 1) / len(grids)) / blocks)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvstages.files.atomic import write_tensor_slices
 from kvstages.files.read import TensorSlices
-from kvstages.measure.execution import dense_grid, window_logits
+from kvstages.measure.execution import dense_grid, policy_cache, run_layers, window_logits
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
 
@@ -31,7 +31,8 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 class Logits(Protocol):
-    """Logits [B, T, V], in memory (a tensor) or in a file: their shape, and slices of blocks and positions."""
+    """Logits [B, T, V], in memory (a tensor), in a file or still to be computed: their shape, and slices of blocks and
+    positions."""
 
     shape: tuple[int, ...]
 
@@ -83,6 +84,31 @@ class StoredLogits(TensorSlices):
         found = torch.empty(len(blocks), len(positions), self.shape[2], dtype=DTYPES[self.code])
         self.read_into(where, map(_bytes, found))
         return found
+
+
+class ComputedLogits:
+    """Logits [B, T, V] of the unquantized decoder, computed as they are asked for.
+
+    Token ids [B, T]. The blocks that are asked for together go through the layers together, as under a policy, and
+    their states [blocks, T, E] are kept until others are asked for. ValueError names the first block and position whose
+    logits are not finite.
+    """
+
+    def __init__(self, model: Decoder, tokens: Tensor, setting: Setting):
+        self.shape = (*tokens.shape, model.shape.vocabulary)
+        self._model, self._tokens, self._setting = model, tokens, setting
+        self._blocks: slice | None = None
+        self._states: Tensor | None = None
+
+    @torch.no_grad()
+    def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
+        blocks, positions = where
+        if blocks != self._blocks:
+            part, execution = self._tokens[blocks], self._setting.execution
+            cache = policy_cache(self._model, dense_grid(self._model), *part.shape, execution)
+            self._states = run_layers(self._model, self._model.embed(part), cache, execution)
+            self._blocks = blocks
+        return _checked((where, self._model.logits(self._states[:, positions])))[1]
 
 
 def read_reference(path: Path, made: Mapping[str, Any]) -> StoredLogits:

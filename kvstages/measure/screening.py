@@ -50,8 +50,6 @@ def advise(
     Calibrates the model on these blocks. ValueError where no scheme fits the model's heads or the budget.
     """
     shape = model.shape
-    if shape.key_width != shape.value_width:
-        raise ValueError(f"keys of width {shape.key_width} and values of {shape.value_width}: not yet allocated")
     model.calibrated = calibrate(model, tokens, memory)
     schemes = fitting(shape.widths, model.key_bias(0) is not None)
     names = precisions_of(schemes, INTEGER_BITS, ())
@@ -69,7 +67,7 @@ def advise(
         )
         flat = (np.moveaxis(each, -1, 0).reshape(len(precisions), -1) for each in (kl, wrong))
         return ScoreTable(
-            *(shape.layers, shape.heads, unit, tuple(precisions), *flat, shape.key_width),
+            *(shape.layers, shape.heads, unit, tuple(precisions), *flat, shape.widths),
             *(cached or tokens.shape[1], "gradients"),
         )
 

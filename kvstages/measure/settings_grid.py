@@ -34,6 +34,7 @@ class Grid:
     batch: int
     weight_decay: float
     clip: float
+    shuffled: bool
     seed: int
 
 
@@ -82,6 +83,7 @@ def run_grid(
             grid.weight_decay,
             grid.clip,
             beta,
+            grid.shuffled,
         )
 
         def after(model: GPT, step: int, learning_rate: float = learning_rate, beta: float = beta) -> None:

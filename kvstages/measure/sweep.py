@@ -1,4 +1,4 @@
-"""Interventions on single units: one head of one layer, or its keys or values, at another precision.
+"""Interventions on single units: one head of one layer, its keys or values, or the whole layer, at another precision.
 
 docs/method.md, "Sensitivity". Every other tensor stays as in a base policy: all BF16 for a study's sensitivities, or a
 policy around which moves are measured again. Below the intervened layer nothing changes, so the sweep of layer l
@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from kvstages.cache.interventions import read_back
 from kvstages.cache.one_pass import BlockCache, DenseBlockCache
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import LAYER, PrecisionGrid
 from kvstages.cache.rounding import STORAGE, RecordedRounding, Rounding, SharedRounding, storage_rounding
 from kvstages.measure.execution import (
     PASS_TOKENS,
@@ -44,27 +44,34 @@ from kvstages.measure.metrics import Normalizer, divergence, normalizer
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Cache, Decoder
 
-# A part of a head and the precision that it gets; every head of a layer is changed so in turn.
+# A part of a head and the precision that it gets: every head of a layer is changed so in turn, or where the part is the
+# layer, all at once.
 Change = tuple[str, str]
 
 
 class Intervention(NamedTuple):
-    """One row of the batch: the head whose part is changed, and how; the base changes none. A decoder's ``Choice``."""
+    """One row of the batch: the head whose part is changed (None: all), and how; the base changes none. A decoder's
+    ``Choice``."""
 
-    head: int
+    head: int | None
     change: Change | None
 
+    @property
+    def row(self) -> int:
+        """Where its result stands among those of its change."""
+        return self.head or 0
 
-BASE = Intervention(-1, None)
+
+BASE = Intervention(None, None)
 
 
 @dataclass(frozen=True)
 class LayerSweep:
     """What one layer's sweep measures; FP64, B blocks.
 
-    ``kl``: mean KL over the positions of each block, {change: [H, B]} in nats. ``base_kl``: that of the base [B], 0
-    where the base is the reference. ``error``: what the change does to the tensors themselves, Σ ‖x̂ − x‖² / Σ ‖x‖²
-    over a block, keys and values added up, {change: [H, B]}.
+    ``kl``: mean KL over the positions of each block, {change: [H, B]} in nats, [1, B] where the layer is changed as a
+    whole. ``base_kl``: that of the base [B], 0 where the base is the reference. ``error``: what the change does to the
+    tensors themselves, Σ ‖x̂ − x‖² / Σ ‖x‖² over a block, keys and values and heads added up, of the same shape.
     """
 
     kl: dict[Change, Tensor]
@@ -93,11 +100,14 @@ def sweep_layer(
     """
     if not 0 <= layer < model.shape.layers:
         raise ValueError(f"layer {layer}: the model has layers 0 to {model.shape.layers - 1}")
-    heads = model.shape.heads
-    every = [Intervention(head, change) for change in changes for head in range(heads)]
+    heads: dict[Change, list[int | None]] = {
+        change: [None] if change[0] == LAYER else [*range(model.shape.heads)] for change in changes
+    }
+    every = [Intervention(head, change) for change in changes for head in heads[change]]
     interventions = [BASE, *(each for each in every if only is None or tuple(each) in only)]
-    kl = {change: torch.full((heads, len(tokens)), torch.nan, dtype=torch.float64) for change in changes}
-    error = {change: torch.zeros(heads, len(tokens), dtype=torch.float64) for change in changes}
+    sizes = {change: (len(each), len(tokens)) for change, each in heads.items()}
+    kl = {change: torch.full(size, torch.nan, dtype=torch.float64) for change, size in sizes.items()}
+    error = {change: torch.zeros(size, dtype=torch.float64) for change, size in sizes.items()}
     base_kl = torch.zeros(len(tokens), dtype=torch.float64)
     each = sweep_bytes(model, tokens.shape[1], setting.execution, len(changes))
     step = _fitting(len(tokens), tokens.shape[1], each, setting.execution, tokens.device, memory)
@@ -122,7 +132,8 @@ def sweep_layer(
             wrong = (~torch.isfinite(mean)).nonzero()
             if len(wrong):
                 head, change = intervention
-                what = "the base" if change is None else f"head {head}, {' '.join(change)}"
+                own = "" if head is None else f"head {head}, "
+                what = "the base" if change is None else own + " ".join(change)
                 raise ValueError(
                     f"layer {layer}, {what}: the KL of block {start + int(wrong[0])} is {float(mean[wrong[0]])}, "
                     "expected a finite number: does the model give finite logits?"
@@ -130,17 +141,20 @@ def sweep_layer(
             if intervention.change is None:
                 base_kl[rows] = mean
             else:
-                kl[intervention.change][intervention.head, rows] = mean
+                kl[intervention.change][intervention.row, rows] = mean
             progress((start + len(part) * min(1.0, (done + 1) / len(interventions))) / len(tokens))
     return LayerSweep(kl, base_kl, error)
 
 
 def relative_error(error: Tensor, both: Tensor, part: str) -> Tensor:
-    """Σ ‖x̂ − x‖² / Σ ‖x‖² over each block's positions, keys and values [B, 2H, T, D] apart, and added: FP64 [H, B]."""
+    """Σ ‖x̂ − x‖² / Σ ‖x‖² over each block's positions, keys and values [B, 2H, T, D] apart, and added: FP64 [H, B]; of
+    a layer heads are added, too: [1, B]."""
     wrong = error.double().square().sum(dim=(2, 3))
     size = both.double().square().sum(dim=(2, 3))
     relative = torch.where(size > 0, wrong / size, 0.0).T
     keys, values = relative.chunk(2)
+    if part == LAYER:
+        return (keys + values).sum(dim=0, keepdim=True)
     return {"k": keys, "v": values, "kv": keys + values}[part]
 
 
@@ -218,12 +232,14 @@ class Watched:
     def seen(self, layer: int = 0) -> int:
         return self.cache.seen(layer)
 
-    def unchanged(self, head: int, tokens: int) -> Tensor:
-        """Whether a position's logits are the base's if ``head`` alone reads back from here: bool [B, T].
+    def unchanged(self, head: int | None, tokens: int) -> Tensor:
+        """Whether a position's logits are the base's if ``head`` alone (None: every head) reads back from here:
+        bool [B, T].
 
         They are where no earlier position of the block reads back otherwise.
         """
-        same = torch.cat(self.same, dim=2)[:, head, : tokens - 1]
+        every = torch.cat(self.same, dim=2)[..., : tokens - 1]
+        same = every.all(dim=1) if head is None else every[:, head]
         return F.pad(same.int().cumprod(dim=1), (1, 0), value=1).bool()
 
 

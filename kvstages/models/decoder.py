@@ -19,9 +19,9 @@ from kvstages.cache.offsets import Context, Contexts, Rotary
 from kvstages.models.config import DecoderShape
 
 Key = TypeVar("Key", bound=Hashable)
-# A row of a batch of interventions: a head, and the reading that it alone has its keys and values from. Where that is
-# None, the base's, the head does not matter.
-Choice = tuple[int, Key | None]
+# A row of a batch of interventions: a head (None: every head), and the reading that it alone has its keys and values
+# from. Where that is None, the base's, the head does not matter.
+Choice = tuple[int | None, Key | None]
 
 
 class Cache(Protocol):
@@ -87,7 +87,7 @@ class Decoder(Protocol):
 
         ``x`` [B, T, E] is the state before the layer. Every cache is updated once, here. What comes back makes the
         states [n · B, T, E] after the layer of n interventions, which have all heads' keys and values from the
-        base but for one head. It is to be called before the caches are updated again.
+        base but for one head, or none. It is to be called before the caches are updated again.
         """
 
     def logits(self, x: Tensor) -> Tensor:
@@ -125,10 +125,12 @@ class Known:
 
 
 def mix_heads(readings: Mapping[Key | None, Tensor], choices: Sequence[Choice[Key]]) -> Tensor:
-    """Tensors [n · B, H, ...] of n interventions: from the base reading [B, H, ...] (under None) but for one head."""
+    """Tensors [n · B, H, ...] of n interventions: from the base reading [B, H, ...] (under None) but for one head, or
+    all."""
     base = readings[None]
     stacked = base.repeat(len(choices), *[1] * (base.dim() - 1)).unflatten(0, (len(choices), -1))
     for index, (head, key) in enumerate(choices):
         if key is not None:
-            stacked[index, :, head] = readings[key][:, head]
+            own = slice(None) if head is None else head
+            stacked[index, :, own] = readings[key][:, own]
     return stacked.flatten(0, 1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvstages.cache.precision_grid import LAYER, Unit
 from kvstages.policies import names
 from kvstages.policies.budgets import Budget
 from kvstages.policies.knapsack import frontier
@@ -24,7 +25,8 @@ from kvstages.scores.table import ScoreTable
 
 @dataclass(frozen=True)
 class Move:
-    """One step down a path; KL in nats, bytes of one cache. ``head`` is None where a layer's heads move together."""
+    """One step down a path; KL in nats, bytes of one cache. ``head`` is None where a layer's heads move together: by
+    that allocator, or because layers are the units."""
 
     layer: int
     head: int | None
@@ -120,7 +122,7 @@ ALLOCATORS: dict[str, Allocator] = {name: globals()[name.replace("-", "_")] for 
 
 def granularity(table: ScoreTable) -> int:
     """The bytes by which a policy can miss a budget: the most that one unit saves by a move of one rung."""
-    return int(-np.diff(table.sizes[0]).min(initial=0))
+    return int(-np.diff(table.sizes).min(initial=0))
 
 
 def draw(table: ScoreTable, limit: int, count: int, seed: int) -> np.ndarray:
@@ -143,18 +145,23 @@ class _Parts:
 
     @classmethod
     def units(cls, table: ScoreTable) -> _Parts:
-        return cls([[index] for index in range(len(table.units))], [tuple(unit) for unit in table.units])
+        return cls([[index] for index in range(len(table.units))], [_named(unit) for unit in table.units])
 
     @classmethod
     def layers(cls, table: ScoreTable) -> _Parts:
         members: dict[tuple[int, int | None, str], list[int]] = {}
         for index, unit in enumerate(table.units):
-            members.setdefault((unit.layer, None, unit.part), []).append(index)
+            members.setdefault((unit.layer, None, _named(unit)[2]), []).append(index)
         return cls(list(members.values()), list(members))
 
     def merge(self, values: np.ndarray) -> np.ndarray:
         """Sums over each part's units, from values [U, R]."""
         return np.stack([values[indices].sum(axis=0) for indices in self.members])
+
+
+def _named(unit: Unit) -> tuple[int, int | None, str]:
+    """A unit as a path's table names it."""
+    return (unit.layer, None, "kv") if unit.part == LAYER else tuple(unit)
 
 
 def _moves(values: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +204,9 @@ def _descend(table: ScoreTable, parts: _Parts, rank: np.ndarray, budget: Budget,
         moving = [(parts.names[part], parts.members[part], added[part, rung], saved[part, rung])]
         if in_bytes and size - saved[part, rung] < budget.amount:
             units = parts.members[part]
-            moving = [(table.units[unit], [unit], unit_added[unit, rung], unit_saved[unit, rung]) for unit in units]
+            moving = [
+                (_named(table.units[unit]), [unit], unit_added[unit, rung], unit_saved[unit, rung]) for unit in units
+            ]
         for name, members, kl, less in moving:
             spent, size = float(spent + kl), size - int(less)
             path.append(Move(*name, before, after, float(kl), int(less), spent, size))

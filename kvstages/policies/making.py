@@ -29,7 +29,7 @@ def allocated_policy(
         table.grid(found.choice),
         spent,
         len(found.path),
-        table.head_dim,
+        table.widths,
         table.tokens,
         unit=table.unit,
         ladder=table.ladder,
@@ -48,7 +48,7 @@ def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[s
         table.grid(choice),
         table.proxy(choice),
         0,
-        table.head_dim,
+        table.widths,
         table.tokens,
         unit=table.unit,
         ladder=table.ladder,
@@ -64,7 +64,7 @@ def policy_record(
     grid: PrecisionGrid,
     spent: float | None,
     steps: int,
-    head_dim: int,
+    widths: Sequence[int],
     tokens: int,
     *,
     unit: str,
@@ -73,10 +73,11 @@ def policy_record(
 ) -> dict[str, Any]:
     """The record of a policy; bytes by formula for one cache of ``tokens`` positions, unquantized heads as BF16.
 
-    ``unit``: what got a precision of its own, head, keys-values or layer; ``ladder``: what precisions it could have;
-    ``sensitivity``: the source of the scores; ``spent``: the proxy in nats, None where nothing scored the policy.
+    ``widths``: of a head's keys and of its values; ``unit``: what got a precision of its own, head, keys-values or
+    layer; ``ladder``: what precisions it could have; ``sensitivity``: the source of the scores; ``spent``: the proxy in
+    nats, None where nothing scored the policy.
     """
-    size = byte_record(grid, head_dim, tokens)
+    size = byte_record(grid, widths, tokens)
     return {
         "policy": name,
         "allocator": allocator,
@@ -90,7 +91,7 @@ def policy_record(
         "tensors": tensor_counts(grid),
         "proxy": spent,
         "proxy_steps": steps,
-        "average_payload_bits": average_payload_bits(grid),
+        "average_payload_bits": average_payload_bits(grid, widths),
         "tokens": tokens,
         "bytes": size,
         "compression": size["bf16"] / size["total"],

@@ -9,12 +9,15 @@ from kvstages.cache.schemes import PRECISION
 from kvstages.policies.budgets import BITS, BYTES, NATS, Budget
 
 LAYER = r"\d\d+"
+DTYPE = "float32|bfloat16|float64"
 # The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
 ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
 # Engines that take policies, each a class in kvstages/export.
 ENGINES = ("vllm", "modelopt", "llama-cpp", "ik-llama-cpp", "kvtuner")
 BUDGET = rf"(?:{BYTES}|{BITS}|{NATS})"
-POLICY = rf"bf16|{PRECISION}|(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
+UNIFORM = rf"bf16|{PRECISION}"
+ALLOCATED = rf"(?:{'|'.join(ALLOCATORS)})-{BUDGET}"
+POLICY = rf"{UNIFORM}|{ALLOCATED}"
 
 
 def layer_name(layer: int) -> str:
@@ -34,7 +37,7 @@ def split_policy(policy: str) -> tuple[str, str | None]:
             f"policy {policy!r}: expected a precision such as bf16, int8 or centred4, or one of "
             f"{', '.join(ALLOCATORS)} with a budget, such as greedy-0.01 or exact-4.25bits"
         )
-    if re.fullmatch(rf"bf16|{PRECISION}", policy):
+    if re.fullmatch(UNIFORM, policy):
         check(policy)
         return "uniform", None
     allocator = next(name for name in ALLOCATORS if policy.startswith(f"{name}-"))

@@ -73,7 +73,7 @@ class Recipe:
             table.grid(choice),
             table.proxy(choice),
             steps,
-            table.head_dim,
+            table.widths,
             table.tokens,
             unit=table.unit,
             ladder=table.ladder,

@@ -77,10 +77,12 @@ def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: Decoder
     The proxy is a sum of scores, which are not there: only that it is not negative, and 0 where nothing is quantized.
     It is None where nothing has scored the policy's precisions.
     """
-    computed: dict[str, Any] = {"average_payload_bits": average_payload_bits(grid), "tensors": tensor_counts(grid)}
+    computed: dict[str, Any] = {"tensors": tensor_counts(grid)}
     tokens = policy.get("tokens")
-    if shape is not None and isinstance(tokens, int) and shape.key_width == shape.value_width:
-        computed["bytes"] = byte_record(grid, shape.key_width, tokens)
+    if shape is not None:
+        computed["average_payload_bits"] = average_payload_bits(grid, shape.widths)
+    if shape is not None and isinstance(tokens, int):
+        computed["bytes"] = byte_record(grid, shape.widths, tokens)
         computed["compression"] = computed["bytes"]["bf16"] / computed["bytes"]["total"]
     for key, value in computed.items():
         if key in policy and policy[key] != value:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvstages.cache.precision_grid import LAYER, Unit, units
 from kvstages.files.read import read_columns, read_json
 from kvstages.provenance.tolerances import tolerance
 
@@ -21,7 +22,6 @@ CHOSEN = {
 MADE_OF = {"provenance"}
 # Allocators that choose by the KL of single units.
 BY_SCORES = {"greedy", "exact", "by-layer"}
-Unit = tuple[int, int, str]
 
 
 def other_choices(first: Path, second: Path) -> dict[str, str]:
@@ -54,38 +54,42 @@ def same_but_for(a: Mapping[str, Any], b: Mapping[str, Any], first: Path, second
     settings = [{key: value for key, value in record.items() if key not in CHOSEN | MADE_OF} for record in (a, b)]
     if settings[0] != settings[1] or a["allocator"] not in BY_SCORES:
         return []
-    units = {unit: pair for unit, pair in differing(a, b) if pair[0] != pair[1]}
+    moved = {unit: pair for unit, pair in differing(a, b) if pair[0] != pair[1]}
     source = a["sensitivity"]
     relative, absolute = tolerance("mean", "bfloat16" in source)
     for folder in (first, second):
         scores = scores_of(folder / "scores" / f"{source}.csv")
         costs = [
-            sum(scores[unit, pair[side]] if pair[side] != "bf16" else 0.0 for unit, pair in units.items())
+            sum(scores[unit, pair[side]] if pair[side] != "bf16" else 0.0 for unit, pair in moved.items())
             for side in (0, 1)
         ]
         # What the allocator compared: with a budget in nats also the whole sum, with bytes the moves alone.
         compared = max(a["proxy"], b["proxy"]) if a["budget_in"] == "nats" else max(costs)
         if abs(costs[0] - costs[1]) > absolute + relative * compared:
             return []
-    return [
-        f"layer {layer} head {head}{'' if part == 'kv' else f' {part}'} ({'/'.join(pair)})"
-        for (layer, head, part), pair in units.items()
-    ]
+    return [f"{_said(unit)} ({'/'.join(pair)})" for unit, pair in moved.items()]
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[Unit, tuple[str, str]]]:
     """Each unit of the policies, with its precision in both."""
-    sides = {"kv": "keys"} if a["unit"] == "head" else {"k": "keys", "v": "values"}
-    for part, side in sides.items():
-        for layer, rows in enumerate(zip(a["precisions"][side], b["precisions"][side], strict=True)):
-            for head, pair in enumerate(zip(*rows, strict=True)):
-                yield (layer, head, part), pair
+    first, second = (each["precisions"] for each in (a, b))
+    for unit in units(len(first["keys"]), len(first["keys"][0]), a["unit"]):
+        side = "values" if unit.part == "v" else "keys"
+        yield unit, (first[side][unit.layer][unit.head], second[side][unit.layer][unit.head])
 
 
 def scores_of(path: Path) -> dict[tuple[Unit, str], float]:
-    """Scores of a gathered table by unit and precision."""
+    """Scores of a gathered table by unit and precision; of layers that were not measured, the sums over their heads."""
     table = read_columns(path, ["layer", "head", "mean_kl"], ["part", "precision"])
-    return {
-        ((int(row.layer), int(row.head), row.part), row.precision): float(row.mean_kl)
+    found = {
+        (Unit(int(row.layer), int(row.head), row.part), row.precision): float(row.mean_kl)
         for row in table.itertuples(index=False)
     }
+    sums = table[table["part"] == "kv"].groupby(["layer", "precision"])["mean_kl"].sum()
+    return {(Unit(int(layer), 0, LAYER), name): float(kl) for (layer, name), kl in sums.items()} | found
+
+
+def _said(unit: Unit) -> str:
+    if unit.part == LAYER:
+        return f"layer {unit.layer}"
+    return f"layer {unit.layer} head {unit.head}{'' if unit.part == 'kv' else f' {unit.part}'}"

@@ -18,9 +18,12 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from kvstages.files import ledger
 
 PACKAGE = Path(__file__).parents[1]
 # Stages that make one of many things, and the package that holds a module for each of these.
@@ -35,6 +38,7 @@ HELP = {"help", "short_help", "epilog"}
 DISTRIBUTIONS = {"yaml": "PyYAML"}
 
 
+@cache
 def module_path(module: str, package: Path) -> Path | None:
     """File of a dotted module of ``package``; None if the package has no such module."""
     base = package.parent.joinpath(*module.split("."))
@@ -49,42 +53,80 @@ def data_files(module: str, package: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a module's file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """``node`` and every node under it that may run: all but the bodies of ``if TYPE_CHECKING:``."""
-    yield node
-    typing_only = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    for child in node.orelse if typing_only else ast.iter_child_nodes(node):
-        yield from running_nodes(child)
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        typing_only = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        waiting += node.orelse if typing_only else ast.iter_child_nodes(node)
+
+
+@cache
+def read_module(module: str, package: Path) -> tuple[frozenset[str], bytes]:
+    """Every dotted name that the source of ``module`` imports, and the digest of what it does.
+
+    Kept beside the files that Python compiles, under the sha256 of the source and of this file, which says how it is
+    read: to parse all modules takes longer than a small stage.
+    """
+    path = module_path(module, package)
+    source = path.read_bytes()
+    key = hashlib.sha256(_own_source() + source).hexdigest()
+    known = kept(package)
+    if known.get(module, [None])[0] != key:
+        tree = ast.parse(source)
+        names = set()
+        for node in running_nodes(tree):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                if node.level:
+                    raise ValueError(f"{module}: line {node.lineno} has a relative import, which digests do not follow")
+                names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+        digest = hashlib.sha256(json.dumps(substance(tree)).encode()).hexdigest()
+        known[module] = [key, sorted(names), digest]
+        with suppress(OSError):  # a package that may not be written to
+            ledger.write_json(kept_at(package), known)
+    _, names, digest = known[module]
+    return frozenset(names), bytes.fromhex(digest)
+
+
+def kept_at(package: Path) -> Path:
+    """Where it is kept what reading the modules of a package gave."""
+    return package / "__pycache__" / "digests.json"
+
+
+@cache
+def kept(package: Path) -> dict[str, list[Any]]:
+    """What is kept of a package: module to key, imported names and digest; {} where nothing is that can be read."""
+    try:
+        return json.loads(kept_at(package).read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+@cache
+def _own_source() -> bytes:
+    return Path(__file__).read_bytes()
 
 
 @cache
 def imported_names(module: str, package: Path) -> frozenset[str]:
     """Every dotted name that the source of ``module`` imports, and the packages that hold each."""
-    found = {module}
-    for node in running_nodes(parsed(module_path(module, package))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                raise ValueError(f"{module}: line {node.lineno} has a relative import, which digests do not follow")
-            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    found = {module, *read_module(module, package)[0]}
     return frozenset(name.rsplit(".", count)[0] for name in found for count in range(name.count(".") + 1))
 
 
-def imported_modules(module: str, package: Path) -> set[str]:
+@cache
+def imported_modules(module: str, package: Path) -> frozenset[str]:
     """Modules of ``package`` that the source of ``module`` imports, without those in front of every stage."""
     front = {package.name + name for name in FRONT}
-    return {
+    return frozenset(
         name
         for name in imported_names(module, package)
         if name.split(".")[0] == package.name and name not in front and module_path(name, package) is not None
-    }
+    )
 
 
 def opens_models(stage: str, package: Path = PACKAGE) -> bool:
@@ -140,18 +182,11 @@ def substance(node: Any) -> Any:
     ]
 
 
-@cache
-def module_digest(path: Path) -> bytes:
-    """Digest of what a module does."""
-    return hashlib.sha256(json.dumps(substance(parsed(path))).encode()).digest()
-
-
 def stage_digest(stage: str, member: str | None = None, package: Path = PACKAGE) -> str:
     """First 16 hexadecimal digits of the sha256 over what a stage's modules do, and over their data files."""
     digest = hashlib.sha256()
     for module in stage_modules(stage, member, package):
-        path = module_path(module, package)
-        digest.update(f"{module}\n".encode() + module_digest(path))
+        digest.update(f"{module}\n".encode() + read_module(module, package)[1])
         for data in data_files(module, package):
             digest.update(
                 f"{data.relative_to(package).as_posix()}\n".encode() + hashlib.sha256(data.read_bytes()).digest()

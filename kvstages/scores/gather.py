@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.cache.precision_grid import PARTS
 from kvstages.files import ledger
 from kvstages.files.read import check_numbers
 from kvstages.scores.columns import (
     BF16_STEP,
     FLOOR,
+    SCORED,
     SENSITIVITY_COLUMNS,
     SETTING,
     SWEEP_COLUMNS,
@@ -89,7 +89,7 @@ def gather(shards: Sequence[Path], source: str, sample: bool = False) -> pd.Data
     for key in SETTING:
         gathered[key] = settings.iloc[0][key]
     order = sorted(gathered["precision"].unique(), key=precision_rank)
-    ranks = {"part": PARTS.index, "precision": order.index}
+    ranks = {"part": SCORED.index, "precision": order.index}
     return gathered.sort_values(
         [*UNIT, "precision"], key=lambda column: column.map(ranks[column.name]) if column.name in ranks else column
     )[SENSITIVITY_COLUMNS]

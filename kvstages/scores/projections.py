@@ -78,9 +78,10 @@ class Projections:
         return self._mean_kl(self.of_policy(grid).sum(axis=(2, 3)))
 
     def additive_kl(self, grid: PrecisionGrid, unit: str) -> np.ndarray:
-        """Sum of the mean KL of a policy's units (head or keys-values) by block [B]: no interactions between units."""
+        """Sum of the mean KL of a policy's units by block [B]: no interactions between units, nor between the heads
+        of a layer."""
         chosen = self.of_policy(grid)
-        if unit == "head":
+        if unit != "keys-values":
             chosen = chosen[:, :, :, : self.heads] + chosen[:, :, :, self.heads :]
         return self._mean_kl(chosen).sum(axis=(1, 2))
 
@@ -117,7 +118,9 @@ def read_projections(path: Path) -> Projections:
     return Projections(values.astype(np.float64), tuple(precisions), tokens)
 
 
-def sensitivity_columns(found: Projections, error: Mapping[tuple[str, str], np.ndarray]) -> dict[str, list[Any]]:
+def sensitivity_columns(
+    found: Projections, error: Mapping[tuple[str, str], np.ndarray], source: str = SOURCE
+) -> dict[str, list[Any]]:
     """Columns of the sensitivity table (see ``sensitivity``) of every layer, head, part and precision.
 
     ``mean_kl``: mean over the blocks of ½ · E[a²] / T. ``standard_error``: that of this mean over the blocks. Every
@@ -135,7 +138,7 @@ def sensitivity_columns(found: Projections, error: Mapping[tuple[str, str], np.n
                     wrong = float(error[part, precision][layer, head].mean())
                     score = float(own.mean()), standard_error(own), blocks
                     rows.append(
-                        (layer, head, part, precision, *score, None, None, 0, wrong, SOURCE, "one-pass", "float32")
+                        (layer, head, part, precision, *score, None, None, 0, wrong, source, "one-pass", "float32")
                     )
     return {name: [row[index] for row in rows] for index, name in enumerate(SENSITIVITY_COLUMNS)}
 
@@ -148,12 +151,14 @@ def write_scores(
     precisions: Sequence[str],
     tokens: int,
     window: str,
+    source: str = SOURCE,
 ) -> None:
     """Write the sensitivity table and the projections of precisions.
 
     ``values`` FP64 [P, B, L, 2H, R] and ``error`` {(part, precision): [L, H, B]}: those of ``measure.gradients``.
+    ``source``: what the table calls its scores.
     """
     found = Projections(values, tuple(precisions), tokens)
-    columns = sensitivity_columns(found, {change: np.asarray(each) for change, each in error.items()})
+    columns = sensitivity_columns(found, {change: np.asarray(each) for change, each in error.items()}, source)
     write_tensors(projections, {TENSOR: values}, record_of(precisions, tokens, window))
     write_table(table, columns, ["standard_error"])

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstages.cache.precision_grid import UNITS, PrecisionGrid, Unit, units
+from kvstages.cache.precision_grid import LAYER, UNITS, PrecisionGrid, Unit, sides_of, units
 from kvstages.cache.precisions import by_size, stored_bytes
+from kvstages.cache.schemes import SIDES
 from kvstages.files import ledger
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class ScoreTable:
     """Scores of every unit of a decoder at the precisions that a policy may use.
 
     ``kl`` [P, U]: mean KL (nats) with that unit alone quantized. ``error`` [P, U]: relative reconstruction error of
-    its keys and values, NaN where the source has none. ``precisions``: most bits first. ``tokens``: positions of the
-    cache whose bytes count. ``source``: where the scores come from. ValueError names the unit of a score that
-    is NaN, infinite or negative beyond rounding.
+    its keys and values, NaN where the source has none. ``precisions``: most bits first. ``widths``: of a head's keys
+    and of its values. ``tokens``: positions of the cache whose bytes count. ``source``: where the scores come from.
+    ValueError names the unit of a score that is NaN, infinite or negative beyond rounding.
     """
 
     layers: int
@@ -47,7 +48,7 @@ class ScoreTable:
     precisions: tuple[str, ...]
     kl: np.ndarray
     error: np.ndarray
-    head_dim: int
+    widths: tuple[int, int]
     tokens: int
     source: str
 
@@ -85,8 +86,10 @@ class ScoreTable:
         return tuple(rungs)
 
     def unit_bytes(self, precision: str, part: str) -> int:
-        """Bytes of one unit in a cache of ``tokens`` positions."""
-        return sum(sum(stored_bytes(precision, side, self.head_dim, self.tokens)) for side in part)
+        """Bytes of one unit, a part of a head or a layer, in a cache of ``tokens`` positions."""
+        widths = dict(zip(SIDES, self.widths, strict=True))
+        heads = self.heads if part == LAYER else 1
+        return heads * sum(sum(stored_bytes(precision, side, widths[side], self.tokens)) for side in sides_of(part))
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -132,12 +135,20 @@ class ScoreTable:
 
     def choice(self, grid: PrecisionGrid) -> list[str] | None:
         """The precision of each unit [U] of a grid; None where this table has no score for it: another shape or
-        precision, or, with heads as units, keys and values that differ."""
+        precision, or precisions that differ within a unit."""
         if grid.shape != [self.heads] * self.layers or not set(grid.flat()) <= {"bf16", *self.precisions}:
             return None
         sides = {"k": grid.keys, "v": grid.values}
-        found = [{sides[side][unit.layer][unit.head] for side in unit.part} for unit in self.units]
+        found = [
+            {sides[side][unit.layer][head] for side in sides_of(unit.part) for head in unit.heads(self.heads)}
+            for unit in self.units
+        ]
         return [names.pop() for names in found] if all(len(names) == 1 for names in found) else None
+
+    def by_layer(self) -> ScoreTable:
+        """The table of whole layers: scores and reconstruction errors summed over the units of each layer."""
+        kl, error = (each.reshape(len(each), self.layers, -1).sum(axis=2) for each in (self.kl, self.error))
+        return replace(self, unit=LAYER, kl=kl, error=error)
 
     def grid(self, choice: Sequence[str]) -> PrecisionGrid:
         """The precisions of every head's keys and values, from a precision for each unit [U]."""
@@ -146,6 +157,8 @@ class ScoreTable:
 
 def describe(unit: Unit) -> str:
     """A unit as messages name it."""
+    if unit.part == LAYER:
+        return f"layer {unit.layer}"
     return f"layer {unit.layer}, head {unit.head}, part {unit.part}"
 
 
@@ -154,22 +167,22 @@ def read_scores(
 ) -> ScoreTable:
     """Scores of a decoder's units at some precisions, or at all that the table has for such units.
 
-    ValueError names ``path`` and a unit and precision whose score is missing, repeated, NaN or negative, or a table of
-    another shape of decoder.
+    A layer's score is what was measured of all its heads together, where the table has that; else the sum of the scores
+    of its heads. ValueError names ``path`` and a unit and precision whose score is missing, repeated, NaN or negative,
+    or a table of another shape of decoder.
     """
-    table = read_table(path)
-    table = table[table["part"].isin(UNITS[unit])]
+    every = read_table(path)
+    table = every[every["part"].isin(UNITS[unit])]
+    if unit == LAYER and table.empty:
+        parts = read_scores(path, decoder, tokens, "head", precisions)
+        return parts.by_layer()
     if table.empty:
         raise ValueError(f"{path}: no scores of the parts {', '.join(UNITS[unit])} (unit {unit})")
     shape = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    if shape != (decoder.layers, decoder.heads):
+    expected = decoder.layers, 1 if unit == LAYER else decoder.heads
+    if shape != expected:
         raise ValueError(
-            f"{path}: scores of {shape[0]} layers × {shape[1]} heads, "
-            f"but the model has {decoder.layers} × {decoder.heads}"
-        )
-    if decoder.key_width != decoder.value_width:
-        raise ValueError(
-            f"{path}: keys of width {decoder.key_width} and values of {decoder.value_width}: not yet allocated"
+            f"{path}: scores of {shape[0]} layers × {shape[1]} heads, but the model has {expected[0]} × {expected[1]}"
         )
     held = _held(path, table)
     asked = held if precisions is None else list(precisions)
@@ -181,7 +194,7 @@ def read_scores(
         layer, head, part, precision = repeated.iloc[0][KEY]
         raise ValueError(f"{path}: two scores of {describe(Unit(layer, head, part))}, {precision}")
     found = dict(zip(table[KEY].itertuples(index=False, name=None), table[VALUES].to_numpy(), strict=True))
-    places = units(*shape, unit)
+    places = units(decoder.layers, decoder.heads, unit)
     wanted = [(*place, precision) for precision in asked for place in places]
     absent = [key for key in wanted if key not in found]
     if absent:
@@ -190,7 +203,7 @@ def read_scores(
     kl, error = values[..., 0], values[..., 1]
     source = read_source(path, table)
     try:
-        return ScoreTable(*shape, unit, tuple(asked), kl, error, decoder.key_width, tokens, source)
+        return ScoreTable(decoder.layers, decoder.heads, unit, tuple(asked), kl, error, decoder.widths, tokens, source)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
 

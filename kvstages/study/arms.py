@@ -1,9 +1,10 @@
 """The arms of an adaptation, as a study's configuration names them.
 
 An entry says what training does to the cache (``noise`` or ``straight-through`` with a policy; neither is a control),
-the ``weights``' number format, the ``seeds``, and the settings: ``steps``, ``learning_rate`` and ``beta``, each a
-number or a list to choose from on the reserved window; or ``settings_of`` another arm. ``control`` names the arm that
-it is compared with. Imports nothing of the configuration's checks, which use it.
+the ``weights``' number format, the ``order`` of the batches (``sequential``, or ``shuffled`` by the seed), the
+``seeds``, and the settings: ``steps``, ``learning_rate`` and ``beta``, each a number or a list to choose from on the
+reserved window; or ``settings_of`` another arm. ``control`` names the arm that it is compared with, seed by seed.
+Imports nothing of the configuration's checks, which use it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 CACHES = ("noise", "straight-through")
 SETTINGS = ("steps", "learning_rate", "beta")
+ORDERS = SEQUENTIAL, SHUFFLED = "sequential", "shuffled"
 # The model before training, where arms are named.
 ORIGINAL = "original"
 
@@ -46,9 +48,10 @@ def check_arms(arms: Mapping[str, Arm], where: str) -> None:
         missing = [key for key in SETTINGS if key not in arm]
         if "settings_of" not in arm and missing:
             raise ValueError(f"{at}.{missing[0]}: missing")
-        if "noise" not in arm and len(arm["seeds"]) > 1:
+        if "noise" not in arm and arm["order"] == SEQUENTIAL and len(arm["seeds"]) > 1:
             raise ValueError(
-                f"{at}.seeds: {len(arm['seeds'])} of them, but nothing is drawn without noise; expected one"
+                f"{at}.seeds: {len(arm['seeds'])} of them, but nothing is drawn without noise in a sequential order; "
+                "expected one"
             )
         if has_grid(arm) and cache is None:
             raise ValueError(
@@ -71,5 +74,8 @@ def _check_control(arms: Mapping[str, Arm], name: str, at: str) -> None:
     control = arms[called]
     same_source = settings_arm(arms, called) == settings_arm(arms, name)
     own, other = ({key: given.get(key) for key in SETTINGS} for given in (arm, control))
-    if arm["weights"] != control["weights"] or not (same_source or (own == other and own["steps"] is not None)):
-        raise ValueError(f"{at}.control: {called} has other weights or settings, expected the same of both")
+    same = all(arm[key] == control[key] for key in ("weights", "order"))
+    if not (same and (same_source or (own == other and own["steps"] is not None))):
+        raise ValueError(f"{at}.control: {called} has other weights, order or settings, expected the same of both")
+    if arm["order"] == SHUFFLED and set(arm["seeds"]) != set(control["seeds"]):
+        raise ValueError(f"{at}.control: {called} has other seeds, expected those of {name}: orders are paired by them")

@@ -32,7 +32,8 @@ from kvstages.policies.recipes import parse_recipe
 from kvstages.study import arms
 from kvstages.study.artifacts import HUGGINGFACE_SOURCES, check_artifact, check_inside
 from kvstages.study.pinned import DOCUMENTS, FILES, GGUF, is_gguf, pinned_files
-from kvstages.study.windows import SMALLEST_BLOCK, check_windows, window_of
+from kvstages.study.texts import names_of
+from kvstages.study.windows import LENGTHS, SMALLEST_BLOCK, check_names, check_windows, window_of
 
 SHARED = "config/config.yaml"
 NAME = r"[a-z0-9][a-z0-9-]*"
@@ -46,6 +47,8 @@ DTYPES = ("float32", "bfloat16", "float64")
 WINDOWS = ("calibration", "adaptation", "reserved", "validation")
 # Windows that every study has; the others serve the adaptation.
 MEASURED_WINDOWS = ("calibration", "validation")
+# Windows of every domain.
+DOMAIN_WINDOWS = ("calibration", "validation")
 FAMILIES = ("huggingface",)
 # Where files of gpt2-nano come from.
 SOURCES = ("bundled", "hub", "local")
@@ -114,6 +117,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
                 "screening": screening,
                 "export": export,
                 "generation": generation,
+                "domains": domains,
                 **(
                     {"sample": whole(1, "heads whose scores are measured")} if huggingface else {"published": published}
                 ),
@@ -131,6 +135,7 @@ def check_study(name: str, study: Mapping[str, Any]) -> None:
             check_adapted_policies(study)
         check_exported_policy(study)
         check_generation(study)
+        check_domains(study)
     except ValueError as error:
         raise ValueError(f"{study_file(name)}: {error}") from error
 
@@ -202,9 +207,33 @@ def check_generation(study: Mapping[str, Any]) -> None:
     for name, most, what in (
         ("prompts", blocks, "blocks of the validation window"),
         ("tokens", block - 1, "tokens, so that one of a block is left for the prompt"),
+        ("prompt", block - settings["tokens"], "tokens of a block, less those that follow"),
     ):
-        if settings[name] > most:
+        if name in settings and settings[name] > most:
             raise ValueError(f"generation.{name}: {settings[name]}, expected at most {most} ({what})")
+
+
+def check_domains(study: Mapping[str, Any]) -> None:
+    """ValueError unless the lengths of domains come out of the longest one, and their texts are documents."""
+    if "domains" not in study:
+        return
+    settings = study["domains"]
+    longest = max(settings["lengths"])
+    for index, length in enumerate(settings["lengths"]):
+        if longest % length:
+            raise ValueError(f"{LENGTHS}[{index}]: {length}, expected a divisor of the longest, {longest}")
+    check_windows({f"domains.{name}": window_of(settings[name]) for name in DOMAIN_WINDOWS}, longest)
+    if "artifacts" in study:
+        if DOCUMENTS not in study["artifacts"]["files"]:
+            raise ValueError(f"domains: drawn from documents, but artifacts.files.{DOCUMENTS} is missing")
+        return
+    files = [PurePosixPath(file["path"]).name for file in study["text"]["files"]]
+    known = [name for file in files for name in names_of(file, study["text"].get("parts", 1))]
+    for name, patterns in settings["texts"].items():
+        try:
+            check_names(known, patterns)
+        except ValueError as error:
+            raise ValueError(f"domains.texts.{name}: {error}") from None
 
 
 def study_file(name: str) -> str:
@@ -479,9 +508,7 @@ def windows(required: Iterable[str]) -> Check:
 
     def window(where: str, value: Any) -> None:
         if isinstance(value, Mapping):
-            counts = {name: whole(1, f"{name} of the window") for name in ("documents", "blocks")}
-            own_block = {"block": whole(SMALLEST_BLOCK, "tokens")}
-            keys(value, where, counts | {"seed": whole(0, "a seed")}, own_block)
+            drawn_window(where, value, {"block": whole(SMALLEST_BLOCK, "tokens")})
             return
         if not isinstance(value, list | tuple) or len(value) != 2:
             raise ValueError(
@@ -491,6 +518,12 @@ def windows(required: Iterable[str]) -> Check:
             whole(0, "a token position")(f"{where}[{index}]", position)
 
     return lambda where, value: keys(value, where, dict.fromkeys(required, window))
+
+
+def drawn_window(where: str, value: Any, optional: Mapping[str, Check] | None = None) -> None:
+    """A window that is drawn from documents."""
+    counts = {name: whole(1, f"{name} of the window") for name in ("documents", "blocks")}
+    keys(value, where, counts | {"seed": whole(0, "a seed")}, optional)
 
 
 def precisions(where: str, value: Any) -> None:
@@ -627,7 +660,47 @@ def policy_of_study(where: str, value: Any) -> None:
 
 def generation(where: str, value: Any) -> None:
     """Prompts that are continued under every policy."""
-    keys(value, where, {"prompts": whole(1, "prompts"), "tokens": whole(1, "tokens to continue with")})
+    keys(
+        value,
+        where,
+        {"prompts": whole(1, "prompts"), "tokens": whole(1, "tokens to continue with")},
+        {"prompt": whole(1, "tokens of a prompt")},
+    )
+
+
+def domains(where: str, value: Any) -> None:
+    """Texts by name, and lengths of blocks, on each of which policies are made and measured."""
+
+    def pattern(where: str, value: Any) -> None:
+        title(where, value)
+        # | stands between patterns on a command line; Snakemake writes a rule's parameters into a script of the report.
+        if re.search(r"[|<]", value):
+            raise ValueError(f"{where}: {kind(value)}, expected a document's name without | and <")
+
+    def texts_by_name(where: str, value: Any) -> None:
+        if not isinstance(value, Mapping) or not value:
+            raise ValueError(f"{where}: {kind(value) if value else 'empty'}, expected texts by name")
+        for name, patterns in value.items():
+            if not isinstance(name, str) or not re.fullmatch(NAME, name):
+                raise ValueError(f"{where}: {kind(name)}, expected a name of lower-case letters, digits and hyphens")
+            each(join(where, name), patterns, pattern, "names of documents, with * for any letters")
+
+    def bits(where: str, value: Any) -> None:
+        if not isinstance(value, str) or not re.fullmatch(BITS, value):
+            raise ValueError(f"{where}: {kind(value)}, expected bits an element, such as 5bits")
+
+    length = whole(SMALLEST_BLOCK, "tokens of a block")
+    keys(
+        value,
+        where,
+        {
+            "texts": texts_by_name,
+            "lengths": lambda where, value: each(where, value, length, "tokens of a block"),
+            **dict.fromkeys(DOMAIN_WINDOWS, drawn_window),
+            "probes": whole(1, "backward passes of the scores from gradients"),
+            "budgets": lambda where, value: each(where, value, bits, "budgets, such as 5bits"),
+        },
+    )
 
 
 def export(where: str, value: Any) -> None:
@@ -671,6 +744,7 @@ def adaptation(where: str, value: Any) -> None:
     def arm(where: str, value: Any) -> None:
         required = {
             "weights": one_of(DTYPES),
+            "order": one_of(arms.ORDERS),
             "seeds": lambda where, value: each(where, value, seed, "seeds"),
         }
         optional = {

@@ -14,19 +14,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.published import published_files
-from kvstages.cache.precision_grid import PARTS, UNITS
+from kvstages.cache.precision_grid import LAYER, UNITS
 from kvstages.cache.precisions import by_size
 from kvstages.cache.schemes import precision
 from kvstages.policies import screening
 from kvstages.policies.budgets import Budget
 from kvstages.policies.names import ENGINES, layer_name, policy_name, policy_order, split_policy
 from kvstages.policies.recipes import parse_recipe
-from kvstages.scores.columns import BF16_STEP, FLOOR
+from kvstages.scores.columns import BF16_STEP, FLOOR, SCORED
 from kvstages.study import arms
 from kvstages.study.pinned import DOCUMENTS, MODEL, TEXT, Pinned, is_gguf, pinned_files
 from kvstages.study.windows import window_of
@@ -34,10 +35,12 @@ from kvstages.study.windows import window_of
 # Names of sources of scores: from gradients; of a sample of units, measured; measured in BF16, as published.
 GRADIENTS = "gradients"
 SAMPLE = "sample"
+# Folder of the references of the FP32 model that stores keys and values exactly.
+EXACT_CACHE = "exact-cache"
 PUBLISHED = "measured-bfloat16"
 FIGURE_SUFFIXES = (".svg", ".png", ".csv")
 TABLE_SUFFIXES = (".html", ".csv")
-POLICY_FILES = ("policy.json", "steps.csv", "evaluation.json", "positions.csv")
+ALLOCATION_FILES = ("policy.json", "steps.csv")
 EVALUATION_FILES = ("evaluation.json", "positions.csv")
 ADAPTED_FILES = ("model.safetensors", "curve.csv", "training.json")
 # Folder of the model before training, among those of the adapted ones.
@@ -51,6 +54,8 @@ EXPORT_FILES = {
     )
     for engine in ENGINES
 }
+# Options of the stages that measure policies which name files that they read.
+READ = ("--model", "--windows", "--policy", "--policies", "--reference", "--truth", "--calibration")
 ENGINE_SCORE_FILES = ("scores.csv", "projections.safetensors")
 
 
@@ -117,6 +122,26 @@ class Study:
         return "screening" in self.settings
 
     @property
+    def screens_for_engines(self) -> bool:
+        """Whether it does, and exports a policy, too: one set of gradients then scores schemes and engines' formats."""
+        return self.screens and bool(self.engines)
+
+    @property
+    def screens_alone(self) -> bool:
+        """Whether it does, and exports nothing."""
+        return self.screens and not self.engines
+
+    @property
+    def domains(self) -> dict[str, Sequence[str]]:
+        """Patterns of the documents of each domain by its name; none where the study has no domains."""
+        return dict(sorted(self.settings.get("domains", {}).get("texts", {}).items()))
+
+    @property
+    def domain_lengths(self) -> list[int]:
+        """Lengths of the blocks that domains are cut into."""
+        return sorted(self.settings.get("domains", {}).get("lengths", ()))
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether a precision that the study scores, or measures adapted models with, needs the stage calibrate."""
         uniform = (name for name in self.adapted_policies if name != "bf16" and split_policy(name)[1] is None)
@@ -169,6 +194,11 @@ class Study:
             else []
         )
         return sorted(sorted(heads, key=lambda place: sha256(f"{place[0]}:{place[1]}".encode()).digest())[:count])
+
+    @property
+    def sampled_parts(self) -> tuple[str, ...]:
+        """What is measured of those: whole heads where the unit is the layer, whose score is a sum over them."""
+        return UNITS["head" if self.settings["unit"] == LAYER else self.settings["unit"]]
 
     @property
     def sample_runs(self) -> list[tuple[str, ...]]:
@@ -244,9 +274,46 @@ class Study:
         return [(layer,) for layer in self.layers]
 
     @property
+    def base_runs(self) -> list[tuple[str, ...]]:
+        """The comparison's budgets whose bytes the published recipe sets; none where not every score is measured."""
+        return [(str(budget),) for budget in self.comparison_budgets] if self.measures_all else []
+
+    @property
     def move_runs(self) -> list[tuple[str, ...]]:
-        """What is swept around a policy: each layer; nothing where the study compares or measures nothing."""
-        return self.layer_runs if self.compares and self.measures_all else []
+        """What is swept around the exact policy of each of these budgets: each layer."""
+        return [(budget, layer) for (budget,) in self.base_runs for layer in self.layers]
+
+    @property
+    def set_runs(self) -> list[tuple[str, ...]]:
+        """Where the comparison's sets of policies lie: at each budget's bytes, and along the frontier."""
+        return [
+            *((f"comparison/{budget}",) for budget in self.comparison_budgets),
+            *([("frontier",)] if self.compares else []),
+        ]
+
+    @property
+    def reference_runs(self) -> list[tuple[str, ...]]:
+        """What policies are compared with: a window, in the folder of another arithmetic than the study's own."""
+        names = ["validation"]
+        if self.compares:
+            names.append(f"{EXACT_CACHE}/validation")
+            if self.measures_all:
+                names += ["calibration", *(f"{dtype}/validation" for dtype in self.other_dtypes)]
+        return [(name,) for name in names]
+
+    @property
+    def uniform_runs(self) -> list[tuple[str, ...]]:
+        """The uniform policies, the quantized ones also in each other arithmetic that scores are measured in."""
+        quantized = [f"{policy}/{place}".rstrip("/") for policy in self.uniform_policies for place in self.places]
+        return [("bf16",), *((name,) for name in quantized)]
+
+    @property
+    def joint_runs(self) -> list[tuple[str, ...]]:
+        """Where joint measurements of sets of policies lie: of the comparison, in the folder of another arithmetic too;
+        of the same policies on the calibration window; of the screening; of what engines run."""
+        compared = [f"{name}/{place}".rstrip("/") for (name,) in self.set_runs for place in self.places]
+        more = {"gradients": self.prediction_files, "screening": self.screens, "export": self.engines}
+        return [(name,) for name in (*compared, *(name for name, there in more.items() if there))]
 
     @property
     def adapted_runs(self) -> list[tuple[str, ...]]:
@@ -262,6 +329,11 @@ class Study:
     def grid_runs(self) -> list[tuple[str, ...]]:
         """The arms whose settings are chosen on the reserved window."""
         return [(name,) for name, arm in self.arms.items() if arms.has_grid(arm)]
+
+    @property
+    def domain_runs(self) -> list[tuple[str, ...]]:
+        """What policies are made and measured on: each domain in blocks of each length."""
+        return [(domain, str(length)) for domain in self.domains for length in self.domain_lengths]
 
     @property
     def figure_names(self) -> list[str]:
@@ -388,16 +460,17 @@ class Study:
 
     def move_files(self, budget: str) -> list[str]:
         """The sweeps of all layers around the exact policy of a comparison's budget."""
-        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for (layer,) in self.move_runs))
+        return self.result(*(f"comparison/{budget}/moves/layer-{layer}.csv" for layer in self.layers))
+
+    @property
+    def reference_files(self) -> list[str]:
+        """All references."""
+        return self.result(*(f"reference/{name}.safetensors" for (name,) in self.reference_runs))
 
     def set_files(self, budget: str) -> list[str]:
         """The sets of policies that are measured together at a comparison's budget."""
         names = ("policy-set.json", *(["refined.json"] if self.measures_all else []))
         return self.result(*(f"comparison/{budget}/{name}" for name in names))
-
-    def set_arguments(self, budget: str) -> list[str]:
-        """The same as arguments of ``evaluate-set``."""
-        return options_of("--policies", self.set_files(budget))
 
     @property
     def score_files(self) -> list[str]:
@@ -560,6 +633,40 @@ class Study:
         names = ("gradients.csv", "projections.safetensors", "scores.csv", "checks.csv", "policies.json", "joint.csv")
         return [path for name in names for path in self.of_screening(name)]
 
+    @property
+    def domain_windows(self) -> str:
+        """The token blocks of each domain's windows, at each length."""
+        return f"results/{self.name}/domains/windows.safetensors"
+
+    def of_domains(self, name: str) -> list[str]:
+        """A file of each domain and length."""
+        return self.result(*(f"domains/{domain}/{length}/{name}" for domain, length in self.domain_runs))
+
+    @property
+    def domain_score_files(self) -> list[str]:
+        """The scores of each domain and length."""
+        return self.of_domains("gradients.csv")
+
+    @property
+    def domain_set_files(self) -> list[str]:
+        """The policies of all domains and lengths, a set for each budget."""
+        budgets = sorted(self.settings["domains"]["budgets"], key=_amount) if self.domains else []
+        return self.result(*(f"domains/{budget}/policy-set.json" for budget in budgets))
+
+    @property
+    def domain_joint_files(self) -> list[str]:
+        """What was measured of them on each domain and length."""
+        return self.of_domains("joint.csv")
+
+    @property
+    def domain_output_files(self) -> list[str]:
+        """Every result of the domains; none where the study has none."""
+        if not self.domains:
+            return []
+        made = [path for name in ("gradients.csv", "projections.safetensors") for path in self.of_domains(name)]
+        windows = self.result("domains/windows.safetensors", "domains/windows.csv")
+        return [*windows, *made, *self.domain_set_files, *self.domain_joint_files]
+
     def predicted(self, name: str) -> list[str]:
         """A file of the sets whose joint KL is predicted: the frontier, and equal bytes at the largest budget, where
         most is quantized; none where the study compares nothing.
@@ -612,8 +719,17 @@ class Study:
                 for engine in self.engines
                 for name in EXPORT_FILES[engine]
             ),
-            *(f"export/{name}" for name in (*ENGINE_SCORE_FILES, "policy-set.json", "joint.csv")),
+            *([] if self.screens else (f"export/{name}" for name in ENGINE_SCORE_FILES)),
+            *("export/policy-set.json", "export/joint.csv"),
         )
+
+    @property
+    def engine_score_files(self) -> list[str]:
+        """The scores of the engines' formats: those of the screening, where the study has one, are from the same
+        gradients; none where the study exports nothing."""
+        if not self.engines:
+            return []
+        return self.result("screening/gradients.csv" if self.screens else "export/scores.csv")
 
     @property
     def figure_files(self) -> list[str]:
@@ -639,20 +755,22 @@ class Study:
     def output_files(self) -> list[str]:
         """Every result but the manifest: the outputs of all stages, not only of the last."""
         return [
-            *self.result("windows.safetensors", "windows.csv", "reference/validation.safetensors"),
+            *self.result("windows.safetensors", "windows.csv"),
+            *self.reference_files,
             *(path for dtype in self.sweep_dtypes for path in self.sweep_files(dtype)),
             *self.sample_files,
             *self.score_files,
             *self.sample_score_files,
             *self.projection_files,
             *(self.result("calibration.safetensors") if self.calibrates else []),
-            *(path for name in POLICY_FILES for path in self.files_of(self.policies, name)),
+            *(path for name in ALLOCATION_FILES + EVALUATION_FILES for path in self.files_of(self.policies, name)),
             *self.result(*(f"{folder}/{name}" for folder in self.adapted_folders for name in ADAPTED_FILES)),
             *self.adapted_evaluation_files,
             *self.grid_files,
             *self.comparison_output_files,
             *self.screening_output_files,
             *self.export_output_files,
+            *self.domain_output_files,
             *self.continuation_files,
             *self.figure_files,
             *self.table_files,
@@ -664,16 +782,15 @@ class Study:
         if not self.compares:
             return []
         names = ["policy-set.json"]
-        others = self.result("frontier/policy-set.json", "reference/exact-cache/validation.safetensors")
+        others = self.result("frontier/policy-set.json")
         if self.measures_all:
             names += [
-                *(f"{policy}/{name}" for policy in ("published", "exact") for name in ("policy.json", "steps.csv")),
+                *(f"{policy}/{name}" for policy in ("published", "exact") for name in ALLOCATION_FILES),
                 *(f"moves/layer-{layer}.csv" for layer in self.layers),
                 *("moves.csv", "refined.json"),
             ]
             others += self.result(
-                *("reference/calibration.safetensors", "gradients/joint.csv", "gradients/predictions.csv"),
-                *(f"reference/{dtype}/validation.safetensors" for dtype in self.other_dtypes),
+                *("gradients/joint.csv", "gradients/predictions.csv"),
                 *(
                     f"policies/{policy}/{dtype}/{name}"
                     for policy in self.uniform_policies
@@ -812,14 +929,35 @@ class Study:
         return ["--tokenizer", self.checkpoint, "--parts", self.settings["text"].get("parts", 1)]
 
     @property
-    def window_arguments(self) -> list[str]:
-        """The windows, as arguments of ``windows``."""
+    def window_arguments(self) -> list[Any]:
+        """The block and the windows, as arguments of ``windows``."""
         windows = self.settings["windows"].items()
         return [
+            *("--block", self.block),
             *options_of("--window", (f"{name}={window_of(value)}" for name, value in windows)),
-            *options_of("--documents", self.document_files),
-            *options_of("--tokenizer", self.tokenizer_files),
+            *self._document_arguments,
         ]
+
+    @property
+    def domain_window_arguments(self) -> list[Any]:
+        """The windows of the domains, as arguments of ``windows``: those for measuring first, of the longest blocks."""
+        draws = [
+            f"{window}-{domain}={window_of({**self.settings['domains'][window], 'names': tuple(patterns)})}"
+            for window in ("validation", "calibration")
+            for domain, patterns in self.domains.items()
+        ]
+        lengths = options_of("--cut", self.domain_lengths)
+        return [
+            "--block",
+            max(self.domain_lengths),
+            *options_of("--window", draws),
+            *lengths,
+            *self._document_arguments,
+        ]
+
+    @property
+    def _document_arguments(self) -> list[str]:
+        return [*options_of("--documents", self.document_files), *options_of("--tokenizer", self.tokenizer_files)]
 
     @property
     def device_arguments(self) -> list[Any]:
@@ -848,11 +986,11 @@ class Study:
     def intervention_arguments(self, dtype: str) -> list[str]:
         """The interventions of a sweep, as arguments of ``sweep``: parts, precisions, and control interventions.
 
-        A comparison needs every part of a head at all of its precisions, in BF16 arithmetic whole heads.
+        A comparison needs every part of a head and the layer at all of its precisions, in BF16 arithmetic whole heads.
         """
         parts = UNITS[self.settings["unit"]]
         if self.compares:
-            parts = PARTS if dtype == self.compute_dtype else UNITS["head"]
+            parts = SCORED if dtype == self.compute_dtype else UNITS["head"]
         tried = [*self.scored_precisions, FLOOR, BF16_STEP]
         return [*options_of("--part", parts), *options_of("--precision", tried)]
 
@@ -888,8 +1026,46 @@ class Study:
         settings = self.settings["generation"]
         return [
             *options_of("--policy", self.generating_policy_files),
-            *("--prompts", settings["prompts"], "--tokens", settings["tokens"], *self.calibration_arguments),
+            *("--prompts", settings["prompts"], "--tokens", settings["tokens"]),
+            *(["--prompt", settings["prompt"]] if "prompt" in settings else []),
+            *self.calibration_arguments,
             *("--compute-dtype", self.compute_dtype, *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+        ]
+
+    def domain_score_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that score every unit on some domains; a run is a domain and a length."""
+        precisions = options_of("--precision", self.settings["precisions"])
+        return [
+            [
+                *("gradients", "--model", self.model, "--windows", self.domain_windows),
+                *("--window", f"calibration-{domain}-{length}", "--source", f"{domain}-{length}"),
+                *("--probes", self.settings["domains"]["probes"], *precisions, *self.calibration_arguments),
+                *(*self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
+                *("--output-table", *self.result(f"domains/{domain}/{length}/gradients.csv")),
+                *("--projections", *self.result(f"domains/{domain}/{length}/projections.safetensors")),
+            ]
+            for domain, length in runs
+        ]
+
+    def domain_set_arguments(self, budget: str) -> list[str]:
+        """Scores, and the exact allocator on each of them, as arguments of ``policy-set``."""
+        unit, precisions = self.settings["unit"], ",".join(self.settings["precisions"])
+        places = [f"{domain}-{length}" for domain, length in self.domain_runs]
+        return [
+            *options_of("--sensitivity", self.domain_score_files),
+            *options_of("--recipe", (f"{place}-{budget}=exact:{place}:{unit}:{precisions}" for place in places)),
+        ]
+
+    def domain_evaluation_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure the policies of all domains on some of them; a run is a domain and a length."""
+        return [
+            [
+                *("evaluate-set", "--model", self.model, "--windows", self.domain_windows),
+                *("--window", f"validation-{domain}-{length}", *options_of("--policies", self.domain_set_files)),
+                *("--without", "uniform", *self.measuring_arguments()),
+                *("--output", *self.result(f"domains/{domain}/{length}/joint.csv")),
+            ]
+            for domain, length in runs
         ]
 
     @property
@@ -931,15 +1107,159 @@ class Study:
             [
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
                 *options_of("--head", [head for own, head in self.sampled_units if own == int(layer)]),
-                *options_of("--part", UNITS[self.settings["unit"]]),
+                *options_of("--part", self.sampled_parts),
                 *(*options_of("--precision", tried), *self.measuring_arguments()),
                 *("--output", *self.result(f"sample/layer-{layer}.csv")),
             ]
             for (layer,) in runs
         ]
 
-    def move_commands(self, runs: Sequence[Sequence[str]], budget: str) -> list[list[Any]]:
-        """The stages that measure the moves of some layers around the exact policy of a comparison's budget."""
+    def reference_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that compute some references; a run is a window, in the folder of its arithmetic."""
+        found = []
+        for (name,) in runs:
+            *folder, window = name.split("/")
+            how = self.exact_cache_arguments if folder == [EXACT_CACHE] else self.execution_arguments(*folder)
+            found.append(
+                [
+                    *("reference", "--model", self.model, "--windows", self.windows, "--window", window, *how),
+                    *("--output", *self.result(f"reference/{name}.safetensors")),
+                ]
+            )
+        return found
+
+    def uniform_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that evaluate some uniform policies; a run is a policy, with the folder of its arithmetic."""
+        found = []
+        for (name,) in runs:
+            policy, *dtype = name.split("/")
+            evaluation, positions = self.result(*(f"policies/{name}/{file}" for file in EVALUATION_FILES))
+            reference = "/".join([*dtype, "validation"])
+            found.append(
+                [
+                    *("evaluate", "--model", self.model, "--windows", self.windows, "--window", "validation"),
+                    *("--policy", *self.files_of([policy], "policy.json")),
+                    *("--reference", *self.result(f"reference/{reference}.safetensors")),
+                    *(*self.measuring_arguments(*dtype), "--output", evaluation, "--positions", positions),
+                ]
+            )
+        return found
+
+    def uniform_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read."""
+        return inputs_of(self.uniform_commands(runs))
+
+    def base_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that allocate the published recipe's policy of some budgets of the comparison, and the exact one
+        at its bytes; a run is a budget."""
+        recipes = ("published", "greedy", f"scores/{PUBLISHED}.csv"), ("exact", "exact", f"scores/{self.source}.csv")
+        return [
+            [
+                *("allocate", "--policy", policy, "--allocator", allocator),
+                *(
+                    ("--budget", budget)
+                    if policy == "published"
+                    else ("--bytes-of", *self.result(f"comparison/{budget}/published/policy.json"))
+                ),
+                *("--unit", "head", "--precisions", "int8,int4", "--sensitivity", *self.result(scores)),
+                *("--model", self.model, "--tokens", self.block),
+                *("--output", *self.result(f"comparison/{budget}/{policy}/policy.json")),
+                *("--steps", *self.result(f"comparison/{budget}/{policy}/steps.csv")),
+            ]
+            for (budget,) in runs
+            for policy, allocator, scores in recipes
+        ]
+
+    @property
+    def base_score_files(self) -> list[str]:
+        """The tables of scores that these read."""
+        return once(self.result(f"scores/{PUBLISHED}.csv", f"scores/{self.source}.csv"))
+
+    def move_base_files(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """The policies that moves are measured around; a run is a budget and a layer."""
+        return once(path for budget, _ in runs for path in self.result(f"comparison/{budget}/exact/policy.json"))
+
+    def refine_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """The same policies and the moves around them; a run is a budget."""
+        return [
+            path
+            for (budget,) in runs
+            for path in (*self.result(f"comparison/{budget}/exact/policy.json"), *self.move_files(budget))
+        ]
+
+    def refine_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that gather the moves around the exact policy of some budgets and allocate again by them."""
+        found = []
+        for (budget,) in runs:
+            base, moves, refined = self.result(
+                *(f"comparison/{budget}/{name}" for name in ("exact/policy.json", "moves.csv", "refined.json"))
+            )
+            found += [
+                ["gather", *self.move_files(budget), "--source", f"around-{budget}", "--output", moves],
+                [
+                    *("refine", "--base", base, "--moves", moves, "--sensitivity", *self.own_score_files),
+                    *("--model", self.model, "--output", refined),
+                ],
+            ]
+        return found
+
+    def set_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that make sets of policies; a run is the folder of a comparison's budget, or of the frontier."""
+        found = []
+        for (name,) in runs:
+            *_, budget = name.split("/")
+            recipes = (
+                self.frontier_arguments if name == "frontier" else [*self.equal_bytes_arguments, "--budget", budget]
+            )
+            found.append(
+                [
+                    *("policy-set", *self.score_arguments, "--model", self.model, "--tokens", self.block, *recipes),
+                    *("--output", *self.result(f"{name}/policy-set.json")),
+                ]
+            )
+        return found
+
+    def joint_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure sets of policies jointly; a run is the folder of what is measured."""
+        return [self._joint_command(name) for (name,) in runs]
+
+    def joint_inputs(self, runs: Sequence[Sequence[str]]) -> list[str]:
+        """What these read."""
+        return inputs_of(self.joint_commands(runs))
+
+    def _joint_command(self, name: str) -> list[Any]:
+        """The comparison is also measured against the model that stores exactly. Another arithmetic leaves out what
+        would tell nothing: the spread of random policies, and precisions below INT4, beside whose error the rounding
+        of either arithmetic no longer counts."""
+        kind, *rest = name.split("/")
+        dtype = [part for part in rest if part in self.other_dtypes]
+        window = "calibration" if kind == "gradients" else "validation"
+        reference = "/".join([*dtype, window])
+        if kind == "comparison":
+            policies = self.set_files(rest[0])
+        elif kind == "gradients":
+            policies = self.predicted_set_files
+        else:
+            policies = self.result(f"{kind}/{'policies' if kind == 'screening' else 'policy-set'}.json")
+        if kind in ("screening", "export"):
+            how = [*self.execution_arguments(), *options_of("--calibration", self.result("calibration.safetensors"))]
+        else:
+            how = self.measuring_arguments(*dtype)
+        if kind in ("comparison", "frontier"):
+            how += options_of("--truth", self.result(f"reference/{EXACT_CACHE}/validation.safetensors"))
+        if dtype:
+            left_out = ["random"] if kind == "comparison" else ["exact-low", "exact-split-low"]
+            how += options_of("--without", left_out)
+        return [
+            *("evaluate-set", "--model", self.model, "--windows", self.windows, "--window", window),
+            *options_of("--policies", policies),
+            *("--reference", *self.result(f"reference/{reference}.safetensors"), *how),
+            *("--output", *self.result(f"{name}/joint.csv")),
+        ]
+
+    def move_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """The stages that measure moves around the exact policy of a comparison's budget; a run is a budget and a
+        layer."""
         return [
             [
                 *("sweep", "--model", self.model, "--windows", self.windows, "--layer", int(layer)),
@@ -947,7 +1267,7 @@ class Study:
                 *(*options_of("--precision", ("bf16", "int8", "int4")), *self.measuring_arguments()),
                 *("--output", *self.result(f"comparison/{budget}/moves/layer-{layer}.csv")),
             ]
-            for (layer,) in runs
+            for budget, layer in runs
         ]
 
     def adapt_commands(self, runs: Sequence[Sequence[str]]) -> list[list[Any]]:
@@ -978,7 +1298,8 @@ class Study:
             found.append(
                 [
                     *("adapt-grid", "--model", self.model, "--windows", self.windows, *self._cache_arguments(name)),
-                    *("--seed", min(arm["seeds"]), *self._optimizer_arguments, "--weights", arm["weights"]),
+                    *("--order", arm["order"], "--seed", min(arm["seeds"])),
+                    *(*self._optimizer_arguments, "--weights", arm["weights"]),
                     *(word for key, values in tried.items() for word in options_of(_option(key), sorted(values))),
                     *(*self.measuring_arguments(), "--output", self.grid_file(name)),
                 ]
@@ -1017,7 +1338,8 @@ class Study:
             chosen = [word for key in arms.SETTINGS for word in (_option(key), entry[key])]
         return [
             *("--arm", name, *(["--control", arm["control"]] if "control" in arm else [])),
-            *(*self._cache_arguments(name), "--seed", seed, *chosen, *self._optimizer_arguments),
+            *(*self._cache_arguments(name), "--order", arm["order"], "--seed", seed),
+            *(*chosen, *self._optimizer_arguments),
             *("--compute-dtype", arm["weights"], *self.device_arguments, "--memory-mb", self.shared["memory_mb"]),
             *self.calibration_arguments,
         ]
@@ -1070,7 +1392,7 @@ class Study:
     @property
     def equal_bytes_arguments(self) -> list[Any]:
         """Recipes as arguments of ``policy-set``: the published one, which sets the bytes; every allocator on the
-        study's own scores; random ones.
+        study's own scores; the exact one on other units and scores; random ones.
         """
         settings = self.settings["comparison"]
         allocators = ["exact", "by-layer", "by-depth", "reconstruction"]
@@ -1080,6 +1402,7 @@ class Study:
             self.baseline,
             *([f"exact-bf16=exact:{PUBLISHED}:head:int8,int4"] if self.measures_all else []),
             *(f"{name}={name}:{self.source}:head:int8,int4" for name in allocators),
+            f"exact-layer=exact:{self.source}:layer:int8,int4",
             *self.extensions,
             *self.int8_alone,
             *(self.other_source if self.measures_all else []),
@@ -1243,6 +1566,11 @@ class Studies(dict[str, Study]):
         return jobs
 
 
+def _amount(budget: str) -> float:
+    """Bits or bytes of a budget."""
+    return Budget.parse(budget).amount
+
+
 def _option(key: str) -> str:
     """The option of a stage that a key of the configuration gives."""
     return f"--{key.replace('_', '-')}"
@@ -1258,6 +1586,11 @@ def filled(value: Any, wildcards: Any) -> Any:
 def options_of(option: str, values: Iterable[Any]) -> list[Any]:
     """An option again before each of its values."""
     return [word for value in values for word in (option, value)]
+
+
+def inputs_of(commands: Iterable[Sequence[Any]]) -> list[str]:
+    """The files that commands which measure policies read."""
+    return once(value for words in commands for option, value in pairwise(words) if option in READ)
 
 
 def once(values: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from kvstages.cache.schemes import INTEGER_BITS, bits_per_element, precision
+from kvstages.cache.schemes import INTEGER_BITS, SIDES, bits_per_element, precision
 from kvstages.files.ledger import sha256
 from kvstages.study.documents import Document, draw_blocks
 
@@ -28,16 +28,23 @@ CALIBRATION_COUNT, MOST_VALIDATION = 16, 32
 PROBES, SAMPLE = 16, 24
 # Blocks that schemes are screened on before the study; how many of the best ones the study itself then measures.
 SCREENED_BLOCKS, BEST = 4, 2
-# The published recipe with weights in FP32, and a control that draws no noise.
-TRAINING = {"weights": "float32", "steps": 50, "learning_rate": 1e-6, "beta": 1.0}
+# The published recipe with weights in FP32 and shuffled batches, and a control without noise.
+TRAINING = {
+    "weights": "float32",
+    "order": "shuffled",
+    "steps": 50,
+    "learning_rate": 1e-6,
+    "beta": 1.0,
+    "seeds": [1337, 2026, 9001, 1, 2],
+}
 ADAPTATION = {
     "batch": 4,
     "weight_decay": 0.01,
     "clip": 1.0,
     "policies": ["greedy-0.01", "int4"],
     "arms": {
-        "noise": {**TRAINING, "noise": "int4", "seeds": [1337, 2026, 9001], "control": "control"},
-        "control": {**TRAINING, "seeds": [1337]},
+        "noise": {**TRAINING, "noise": "int4", "control": "control"},
+        "control": TRAINING,
     },
 }
 COMMON = {
@@ -129,10 +136,12 @@ def cut_stretches(tokens: int, context: int) -> tuple[int, dict[str, list[int]]]
     return block, windows
 
 
-def screening_budgets(width: int, tokens: int) -> list[str]:
-    """What INT4 takes in a cache of so many tokens, with heads of this width, rounded up to a quarter of a bit; and a
-    bit less."""
-    _, bits = bits_per_element(precision("int4"), "k", width, tokens)
+def screening_budgets(widths: Sequence[int], tokens: int) -> list[str]:
+    """What INT4 takes in a cache of so many tokens, with keys and values of these widths, rounded up to a quarter of a
+    bit; and a bit less."""
+    sides = zip(SIDES, widths, strict=True)
+    bits = sum(width * bits_per_element(precision("int4"), side, width, tokens)[1] for side, width in sides)
+    bits /= sum(widths)
     most = math.ceil(4 * bits) / 4
     return [f"{most:g}bits", f"{most - 1:g}bits"]
 

@@ -41,12 +41,17 @@ def read_text(path: Path) -> str:
 
 
 def read_texts(paths: Sequence[Path], parts: int = 1) -> list[Text]:
-    """The documents of text files, in the order given; parts of a file are named FILE/1, FILE/2, ..."""
+    """The documents of text files, in the order given, named by ``names_of``."""
     found = []
     for path in paths:
         cut = split_text(read_text(path), parts)
-        found += [Text(path.name if parts == 1 else f"{path.name}/{place}", text) for place, text in enumerate(cut, 1)]
+        found += map(Text, names_of(path.name, parts), cut)
     return found
+
+
+def names_of(file: str, parts: int) -> list[str]:
+    """Names of the documents of a text file: its own, or FILE/1, FILE/2, ... of its parts."""
+    return [file] if parts == 1 else [f"{file}/{place}" for place in range(1, parts + 1)]
 
 
 def split_text(text: str, parts: int) -> list[str]:

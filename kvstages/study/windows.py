@@ -2,14 +2,16 @@
 
 A window is a run of token positions, cut in order into blocks, or so many blocks drawn from so many documents. No
 document serves two windows that are drawn. A block of T tokens is one sequence with its own cache. B is the number of
-blocks of a window.
+blocks of a window. The windows of domains (docs/method.md, "Domains") are drawn from documents by their names, and cut
+again into shorter blocks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,12 @@ if TYPE_CHECKING:
 
 # A block of one token predicts nothing, so it has no cross entropy.
 SMALLEST_BLOCK = 2
-FORM = "NAME=START:END, such as calibration=0:512, or NAME=documents:16,blocks:32,seed:0, perhaps with ,block:64"
+FORM = (
+    "NAME=START:END, such as calibration=0:512, or NAME=documents:16,blocks:32,seed:0, perhaps with ,block:64 and "
+    ",of:PATTERN|PATTERN"
+)
+# The key of a study that says into which lengths the windows of domains are cut.
+LENGTHS = "domains.lengths"
 
 
 @dataclass(frozen=True)
@@ -41,16 +48,21 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Draw:
-    """So many blocks of so many documents, drawn with a seed; of ``block`` tokens, None: as many as the study's."""
+    """So many blocks of so many documents, drawn with a seed; of ``block`` tokens, None: as many as the study's.
+
+    ``names``: patterns of the documents to draw from (see ``fits``), none: from all.
+    """
 
     documents: int
     blocks: int
     seed: int
     block: int | None = None
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         own = "" if self.block is None else f",block:{self.block}"
-        return f"documents:{self.documents},blocks:{self.blocks},seed:{self.seed}{own}"
+        of = f",of:{'|'.join(self.names)}" if self.names else ""
+        return f"documents:{self.documents},blocks:{self.blocks},seed:{self.seed}{own}{of}"
 
 
 Window = Stretch | Draw
@@ -77,14 +89,22 @@ def parse_windows(texts: list[str]) -> dict[str, Window]:
     for text in texts:
         name, _, said = text.partition("=")
         stretch = re.fullmatch(r"(-?\d+):(-?\d+)", said)
-        drawn = re.fullmatch(r"documents:(\d+),blocks:(\d+),seed:(\d+)(?:,block:(\d+))?", said)
+        drawn = re.fullmatch(r"documents:(\d+),blocks:(\d+),seed:(\d+)(?:,block:(\d+))?(?:,of:(.+))?", said)
         if not re.fullmatch(r"[a-z0-9-]+", name) or not (stretch or drawn):
             raise ValueError(f"window {text!r}: expected {FORM}")
         if name in windows:
             raise ValueError(f"window {name} is given twice")
-        numbers = [None if number is None else int(number) for number in (stretch or drawn).groups()]
-        windows[name] = (Stretch if stretch else Draw)(*numbers)
+        numbers = [None if number is None else int(number) for number in (stretch or drawn).groups()[:4]]
+        if stretch:
+            windows[name] = Stretch(*numbers)
+        else:
+            windows[name] = Draw(*numbers, tuple(drawn[5].split("|")) if drawn[5] else ())
     return windows
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a document's name is one of ``patterns``: a name, or one with * for any letters and ? for one."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_windows(windows: Mapping[str, Window], block: int) -> None:
@@ -145,13 +165,15 @@ def cut_windows(
         raise ValueError("windows of positions of a shard whose blocks start with special tokens; draw documents")
     tokens = read_shard(shard)
     stretches = [window for window in windows.values() if isinstance(window, Stretch)]
+    every: list[Document] = []
     left: list[Document] = []
     if len(stretches) < len(windows):
         if documents is None:
             raise ValueError("a window is drawn from documents, but no documents file is given")
+        every = read_documents(documents, len(tokens))
         left = [
             document
-            for document in read_documents(documents, len(tokens))
+            for document in every
             if not any(document.start < window.end and window.start < document.end for window in stretches)
         ]
     found = {}
@@ -159,7 +181,9 @@ def cut_windows(
         own = lengths[name] - len(prefix)
         if isinstance(window, Draw):
             try:
-                taken = draw_blocks(left, window.documents, window.blocks, own, window.seed)
+                check_names([document.name for document in every], window.names)
+                mine = [document for document in left if not window.names or fits(document.name, window.names)]
+                taken = draw_blocks(mine, window.documents, window.blocks, own, window.seed)
             except ValueError as error:
                 raise ValueError(f"{documents}: window {name}: {error}") from None
             left = [document for document in left if document not in {used for used, _ in taken}]
@@ -171,6 +195,44 @@ def cut_windows(
         ids = _read_blocks(shard, tokens, name, starts, own, shape.vocabulary)
         started = np.broadcast_to(np.array(prefix, dtype=np.int64), (len(ids), len(prefix)))
         found[name] = Blocks(np.concatenate([started, ids], axis=1), starts, names)
+    return found
+
+
+def check_names(names: Sequence[str], patterns: Iterable[str]) -> None:
+    """ValueError names a pattern that fits none of the ``names`` of documents."""
+    for pattern in patterns:
+        if not any(fits(name, [pattern]) for name in names):
+            raise ValueError(f"no document is called {pattern}; there are {len(names)}, the first is {names[0]}")
+
+
+def check_lengths(lengths: Iterable[int], shape: DecoderShape, prefix: Sequence[int] = ()) -> None:
+    """ValueError unless blocks of these lengths fit the model's context and hold tokens beside the ``prefix``; it names
+    the key of a study that asked for them."""
+    for length in lengths:
+        if length > shape.context:
+            raise ValueError(f"{LENGTHS}: {length}, expected at most the model's context of {shape.context} tokens")
+        if length < len(prefix) + SMALLEST_BLOCK:
+            raise ValueError(f"{LENGTHS}: {length}, expected {SMALLEST_BLOCK} beside {len(prefix)} special tokens")
+
+
+def cut_shorter(cut: Mapping[str, Blocks], lengths: Iterable[int], prefix: Sequence[int] = ()) -> dict[str, Blocks]:
+    """Each window again in blocks of each of ``lengths``, from the same tokens: NAME-LENGTH.
+
+    A block gives as many shorter ones, one after the other, as their length goes into its own; each starts with the
+    ``prefix``, so that a few of the block's last tokens may be left over.
+    """
+    found = {}
+    for name, blocks in cut.items():
+        for length in lengths:
+            step = length - len(prefix)
+            offsets = [index * step for index in range(blocks.tokens.shape[1] // length)]
+            pieces = np.stack(
+                [blocks.tokens[:, len(prefix) + offset : len(prefix) + offset + step] for offset in offsets], axis=1
+            ).reshape(-1, step)
+            started = np.broadcast_to(np.array(prefix, dtype=np.int64), (len(pieces), len(prefix)))
+            starts = [start + offset for start in blocks.starts for offset in offsets]
+            of = None if blocks.documents is None else [document for document in blocks.documents for _ in offsets]
+            found[f"{name}-{length}"] = Blocks(np.concatenate([started, pieces], axis=1), starts, of)
     return found
 
 

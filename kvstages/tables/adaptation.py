@@ -34,8 +34,8 @@ NOTES = [
     "KL to the original counts the drift of training, too. KL to its own BF16 cache compares each model with itself, "
     "so that only its response to quantization is left. Removed: the share of what quantization adds that the arm has "
     "less of.",
-    "An arm without noise draws nothing and has one seed: its interval is over {over} alone. All arms take the same "
-    "blocks in the same order. Evaluation has no noise.",
+    "A seed draws the noise and, in shuffled arms, the order of the batches; an arm and its control are paired by it. "
+    "An arm in which nothing is drawn has one seed, and an interval over {over} alone. Evaluation has no noise.",
     "Settings that were chosen were chosen on the reserved window; the validation window was measured once, with "
     "these.",
 ]
@@ -94,6 +94,7 @@ def make(
     training = [
         names[0],
         Column("weights", "weights_dtype", str),
+        Column("order", "order", str),
         Column("cache", "cache", str),
         Column("policy of training", "trained_policy", str),
         Column("steps", "steps", count),

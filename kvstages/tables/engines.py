@@ -9,7 +9,7 @@ from kvstages.analysis.engines import engines as compare
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.joint_table import ENDS, read_joint
 from kvstages.tables.notes import joint_notes, page_title
-from kvstages.tables.page import Column, Section, count, divergence, factor, page, percent, share
+from kvstages.tables.page import Column, Section, count, decimal, divergence, factor, page, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,14 +33,15 @@ COPIED = [
     "compression",
     "proxy",
 ]
-MEASURED = ["mean_kl", "kl_reduction", "agreement"]
+MEASURED = ["mean_kl", "times_less", "agreement"]
 NOTES = [
     "Projected: the setting of the engine that is nearest to the policy and gives no unit fewer bits, with the "
-    "engine's own quantizer. At the bytes of that: allocated, the setting of the engine of least proxy; own, the "
-    "policy's allocator on its own scores and ladder, which the engine cannot express. Allocated-own: the setting of "
-    "the engine of least proxy at the bytes of the policy itself. Less KL: 1 − joint KL / that of the policy of the "
-    "same bytes (the projected one of the same engine, for allocated-own the policy itself), paired over the same "
-    "blocks.",
+    "engine's own quantizer. At the bytes of that: allocated, the setting of the engine of least proxy; layer, the "
+    "least proxy where each layer takes any format of the engine, keys and values alike, whether or not the engine can "
+    "express that; own, the policy's allocator on its own scores and ladder, which it cannot. Allocated-own: the "
+    "setting of least proxy at the bytes of the policy itself. Times less KL: joint KL of the policy of the same "
+    "bytes (the projected one of the same engine, for allocated-own the policy itself) over that of the row, paired "
+    "over the same blocks; below 1 the row has more.",
     "The limit is in the engine's own layout; bytes count static scales too, which engines keep with the weights. The "
     "proxies of an engine's formats are from gradients. What engines do otherwise than here is in docs/engines.md.",
 ]
@@ -59,7 +60,7 @@ def make(joint: Path, study: str | None = None) -> tuple[pd.DataFrame, str]:
         Column("compression", "compression", factor),
         Column("proxy (nats)", "proxy", divergence),
         Column("joint KL (nats)", "mean_kl", divergence, interval=True),
-        Column("less KL at equal bytes", "kl_reduction", share, interval=True),
+        Column("times less KL at equal bytes", "times_less", decimal(2), interval=True),
         Column("agreement", "agreement", percent, interval=True),
     ]
     own = table[table["engine"].isna()]

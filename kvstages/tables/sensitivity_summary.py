@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvstages.analysis import published as publication
 from kvstages.analysis.entries import Entry, Input
 from kvstages.analysis.labels import PART_LABELS
+from kvstages.cache.precision_grid import LAYER
 from kvstages.cache.precisions import MAX_CODES
 from kvstages.files.read import read_columns, read_record
 from kvstages.tables.notes import (
@@ -58,7 +59,7 @@ def make(
     """One row for each source, part and precision of the sensitivity tables, in the order given.
 
     ``evaluations`` are the evaluation.json of uniform policies; ``sum_over_joint`` is the sum of a precision's scores
-    of whole heads over the mean KL of the uniform policy of that name, measured in the same arithmetic.
+    of whole heads, or layers, over the mean KL of the uniform policy of that name, measured in the same arithmetic.
     ``median_ratio_to_int8`` is the median over heads of score / INT8 score, ``theoretical_ratio_to_int8`` what rounding
     theory says, the square of the ratio of levels. Floors are empty where the source has none.
     """
@@ -79,7 +80,7 @@ def make(
     for table in scores:
         for (source, part), own in table.groupby(["source", "part"], sort=False):
             # The sum of the scores of keys or values alone stands against no policy's KL.
-            own_dtype = own["compute_dtype"].iloc[0] if part == "kv" else None
+            own_dtype = own["compute_dtype"].iloc[0] if part in ("kv", LAYER) else None
             same = {policy: kl for (policy, dtype), kl in joint.items() if dtype == own_dtype}
             rows += [{"source": source, "part": part, **row} for row in _summarise(own, same)]
     table = pd.DataFrame(rows)
@@ -123,7 +124,7 @@ def make(
     )
     notes = [
         "A score is the mean KL(policy || reference) (nats) over the calibration window with one head (or its keys, or "
-        "its values) at this precision and all others in BF16.",
+        "its values, or all heads of one layer) at this precision and all others in BF16.",
         f"Sources: {'; '.join(sources)}.",
         "The floor is the KL of a change that means nothing: each stored key and value of that head moves to the "
         "neighbouring value of the dtype that the model computes in. A score below it measures the arithmetic and not "
@@ -133,8 +134,8 @@ def make(
         "measured.",
         "The joint KL is that of the uniform policy on the held-out window "
         + "; ".join(sorted({f"{r['window']}, {r['positions']:,} positions, {settings([r])}" for r in records}))
-        + ", for scores of whole heads in the same arithmetic. The sum is over the calibration window, so the quotient "
-        "also compares two windows.",
+        + ", for scores of whole heads or layers in the same arithmetic. The sum is over the calibration window, so "
+        "the quotient also compares two windows.",
         PROXY_NOTE,
         *storage_notes(records),
     ]

@@ -22,11 +22,12 @@ from kvstages.analysis.adaptation_effect import (
     sentence,
 )
 from kvstages.files.atomic import write_json
+from kvstages.stats.crossed import t_quantile
 
 RECORD = {
-    "arm": "a", "control": "c", "weights_dtype": "float32", "cache": "straight-through", "policy": "int3", "steps": 5,
-    "learning_rate": 1e-4, "beta": 1.0, "tokens_seen": 100, "changed_share": 0.5, "relative_change": 0.1,
-    "mean_change": 0.1, "largest_change": 1.0,
+    "arm": "a", "control": "c", "weights_dtype": "float32", "order": "shuffled", "cache": "straight-through",
+    "policy": "int3", "steps": 5, "learning_rate": 1e-4, "beta": 1.0, "tokens_seen": 100, "changed_share": 0.5,
+    "relative_change": 0.1, "mean_change": 0.1, "largest_change": 1.0,
 }  # fmt: skip
 LABELS = [f"text-{block // 2}" for block in range(32)]
 
@@ -56,26 +57,34 @@ def test_by_hand():
     assert ("c", ORIGINAL) in table.index and len(table) == 3 and row["finding"] == LESS
 
 
-def simulated(random: np.random.Generator, effect: float, seeds: int = 5) -> dict[str, Model]:
-    """An arm whose quantized KL is less by ``effect``, with parts of seeds, documents and both, and a common drift."""
+def simulated(random: np.random.Generator, effect: float, seeds: int = 5, paired: bool = False) -> dict[str, Model]:
+    """An arm whose quantized KL is less by ``effect``, with parts of seeds, documents and both, and a common drift.
+
+    ``paired``: the control has the same seeds, and each seed's order moves both alike."""
     documents = np.repeat(random.normal(0.0, 0.3, 16), 2)
     both = random.lognormal(-1.0, 0.5, (1, 32))
     noise = 0.02 * random.normal(size=(seeds, 1)) + 0.05 * random.normal(size=(seeds, 32))
     drift = random.lognormal(-3.0, 0.3, (seeds, 32))
     quantized = both + drift + noise + effect * (1 + documents)
+    order = 0.1 * random.normal(size=(seeds, 1)) if paired else np.zeros((1, 1))
+    control = both + order + 0.02 * random.normal(size=(len(order), 32))
     return {
         ORIGINAL: Model([0], model(both, 0 * both).metrics, []),
-        "a": model(quantized, drift),
-        "c": model(both + 0.02 * random.normal(size=(1, 32)), 0 * both, control=""),
+        "a": model(quantized + order, drift),
+        "c": model(control, 0 * control, control=""),
     }
 
 
-@pytest.mark.parametrize("effect", [0.0, -0.1])
-def test_the_interval_holds_a_simulated_effect(effect):
+@pytest.mark.parametrize(("effect", "paired"), [(0.0, False), (-0.1, False), (-0.1, True)])
+def test_the_interval_holds_a_simulated_effect(effect, paired, monkeypatch):
+    """With Student's t to three digits, which no share of 400 trials tells from five (stats/test_crossed.py)."""
+    monkeypatch.setattr("kvstages.stats.crossed.STEPS", 5000)
+    t_quantile.cache_clear()
     random, held, trials = np.random.default_rng(1), 0, 400
     for _ in range(trials):
-        row = effects(simulated(random, effect), LABELS).iloc[0]
+        row = effects(simulated(random, effect, paired=paired), LABELS).iloc[0]
         held += row["kl_effect_low"] <= effect <= row["kl_effect_high"]
+    t_quantile.cache_clear()
     # 95 % less three standard errors.
     assert held / trials >= 0.915
 
@@ -89,6 +98,21 @@ def test_the_sentence_follows_from_the_interval(effect, finding):
     assert f"training with the cache's noise or quantizer {verb} what quantization adds to the KL for a at int3" in said
     assert said.count("a at int3") == 1 and said.endswith(".")
     assert sentence(table[table["against"] == ORIGINAL]) == ""
+
+
+def test_what_a_seed_does_to_arm_and_control_alike_leaves_no_trace():
+    random = np.random.default_rng(5)
+    control = random.lognormal(size=(5, 32))
+    models = {
+        ORIGINAL: Model([0], model(control[:1], 0 * control[:1]).metrics, []),
+        "a": model(control - 0.1, 0 * control),
+        "c": model(control, 0 * control, control=""),
+    }
+    row = effects(models, LABELS).iloc[0]
+    assert [row["kl_effect"], row["kl_effect_low"], row["kl_effect_high"]] == pytest.approx([-0.1] * 3)
+    models["c"] = Model([7, *models["c"].seeds[1:]], models["c"].metrics, models["c"].records)
+    with pytest.raises(ValueError, match="expected the same or a single one"):
+        effects(models, LABELS)
 
 
 def test_no_effect_of_measuring_the_same_model_twice():

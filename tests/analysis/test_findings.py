@@ -19,7 +19,7 @@ from kvstages.analysis.adaptation_page import page as adaptation_page
 from kvstages.analysis.findings import add_machine, read_findings
 from kvstages.analysis.results_page import END, START, page, put_block, readme_block
 from kvstages.cli import main
-from kvstages.files.atomic import write_bytes, write_json
+from kvstages.files.atomic import write_bytes, write_json, write_table
 from kvstages.files.read import read_json
 
 TABLES = ["equal-bytes", "frontier", "results", "gradients", "prediction", "proxy-joint"]
@@ -133,7 +133,11 @@ def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkey
         assert run("table", name, *arguments, "--output", study / f"tables/{name}.html")[0] == 0
     windows = pd.read_csv(study / "windows.csv")
     Path("README.md").write_text(f"{START}\n{END}\n")
-    assert run("findings", study, "--adaptation", study, "--machine", "M") == (0, "")
+    trained = tmp_path / "results" / "adaptation"
+    shutil.copytree(study, trained)
+    spent = {"rule": ["adapt_models", "all"], "cpu_seconds": [240.0, 500.0]}
+    write_table(tmp_path / "benchmarks" / "adaptation" / "time.csv", spent)
+    assert run("findings", study, "--adaptation", trained, "--machine", "M") == (0, "")
     text = Path("docs/adaptation.md").read_text()
     table = pd.read_csv(study / "tables/adaptation.csv")
     row = table[table["against"] == "published-control"].iloc[0]
@@ -143,6 +147,7 @@ def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkey
     short = brief(read_json(Path("docs/findings.json"))["adaptation"])
     assert short in Path("README.md").read_text() and short.endswith("training shows no gain.")
     assert f"{windows['document'].nunique()} held-out texts, up to 3 seeds" in text
+    assert "took 4 minutes of one core of this processor" in text
     assert not re.search(r"\bNone\b|\bnan\b|\{|\}", text)
     assert run("findings") == (0, "") and Path("docs/adaptation.md").read_text() == text
     # Another machine's numbers of the default study leave those of the adaptation as they are.
@@ -151,10 +156,9 @@ def test_the_page_of_adaptation_says_what_the_table_says(study, tmp_path, monkey
 
 def test_the_section_of_a_decoder_says_what_its_tables_say(study, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert (
-        run("table", "screening", *table_arguments("screening", study), "--output", study / "tables/screening.html")[0]
-        == 0
-    )
+    for name in ("screening", "domains", "generation"):
+        words = ["table", name, *table_arguments(name, study), "--output", study / f"tables/{name}.html"]
+        assert run(*words) == (0, "")
     manifest = read_json(study / "manifest.json")
     manifest["environment"]["packages"]["transformers"] = "5.0"
     manifest["configuration"]["study"] |= {"compute_dtype": "float32", "block": 64}
@@ -170,6 +174,14 @@ def test_the_section_of_a_decoder_says_what_its_tables_say(study, tmp_path, monk
     assert len(told) and all(
         f"| {row.recipe} | `{row.scheme}` | {row.bits_at_end:.2f} | " in own for row in told.itertuples()
     )
+    domains, generated = (pd.read_csv(decoder / "tables" / f"{name}.csv") for name in ("domains", "generation"))
+    here = {"domain": "letters", "length": 64, "budget": "5bits"}
+    line = next(line for line in own.splitlines() if line.startswith("| speeches, 256 tokens | "))
+    other = domains.query("calibrated_domain == 'speeches' and calibrated_length == 256")
+    other = other[(other[list(here)] == pd.Series(here)).all(axis=1)].iloc[0]
+    assert f"{other['mean_kl']:.3g}; 1.4 [1.4, 1.4]" in line and "letters, 64 tokens: 8 blocks of 4 documents" in own
+    for row in generated.itertuples():
+        assert f"| {row.prefill} | {row.policy} | {100 * row.exact_match:.0f} % | {row.mean_same:.3g} [" in own
     best = schemes[schemes["recipe"] == "recommended"].iloc[0]
     assert f"`small` at {best['budget']}: {best['times_less']:.1f} times less KL" in Path("README.md").read_text()
     assert not re.search(r"\bNone\b|\bnan\b|\{|\}", own)

@@ -16,13 +16,13 @@ from models import random_model, random_tokens
 
 from kvstages.analysis.gradient_accuracy import accuracy, parting, probe_error
 from kvstages.analysis.prediction import PREDICTION_COLUMNS, proxy, summarise, unit_scores
-from kvstages.cache.precision_grid import PARTS, PrecisionGrid
+from kvstages.cache.precision_grid import UNITS, PrecisionGrid
 from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
 from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_arrays
 from kvstages.models.checkpoints import save_model
-from kvstages.scores.columns import SENSITIVITY_COLUMNS
+from kvstages.scores.columns import SCORED, SENSITIVITY_COLUMNS
 from kvstages.scores.projections import TENSOR, Projections, read_projections, record_of
 from kvstages.scores.table import read_scores
 
@@ -108,7 +108,7 @@ def study(tmp_path_factory) -> Path:
     save_model(folder / "model.safetensors", model.config, model.state_dict())
     write_tensors(folder / "windows.safetensors", {"calibration": random_tokens(5, 16)})
     common = ["--model", folder / "model.safetensors", "--windows", folder / "windows.safetensors"]
-    words = [word for part in PARTS for word in ("--part", part)]
+    words = [word for part in SCORED for word in ("--part", part)]
     words += [word for precision in QUANTIZED for word in ("--precision", precision)]
     sweeps = [folder / f"layer-{layer}.csv" for layer in range(3)]
     for layer, path in enumerate(sweeps):
@@ -116,7 +116,8 @@ def study(tmp_path_factory) -> Path:
     run("gather", *sweeps, "--source", "measured-float32", "--output", folder / "measured.csv")
     run("gradients", *common, "--probes", 16, "--device", "cpu", "--output-table", folder / "gradients.csv",
         "--projections", folder / "projections.safetensors")  # fmt: skip
-    recipes = ["exact=exact:gradients:head:int8,int4", "split=exact:measured-float32:keys-values:int8,int4,int3,int2"]
+    recipes = ["exact=exact:gradients:head:int8,int4", "split=exact:measured-float32:keys-values:int8,int4,int3,int2",
+               "whole=exact:measured-float32:layer:int8,int4"]  # fmt: skip
     run("policy-set", "--sensitivity", folder / "measured.csv", "--sensitivity", folder / "gradients.csv",
         *common[:2], "--tokens", 16, *(word for recipe in recipes for word in ("--recipe", recipe)),
         "--points", 6, "--output", folder / "policy-set.json")  # fmt: skip
@@ -133,12 +134,14 @@ def test_the_table_of_gradients_is_one_that_allocators_read(study):
     table, measured = (pd.read_csv(study / name) for name in ("gradients.csv", "measured.csv"))
     assert list(table) == SENSITIVITY_COLUMNS
     key = ["layer", "head", "part", "precision"]
+    whole, measured = (measured[(measured["part"] == "layer") == own].reset_index(drop=True) for own in (True, False))
+    assert len(whole) == 3 * len(QUANTIZED) and (whole["head"] == 0).all()
     assert table[key].equals(measured[key])
     assert table["reconstruction_error"].to_numpy() == pytest.approx(measured["reconstruction_error"].to_numpy())
     assert set(table["source"]) == {"gradients"} and (table["below_floor"] == 0).all()
     assert table[["floor_kl", "bf16_step_kl"]].isna().all(axis=None) and (table["standard_error"] > 0).all()
     shape = random_model(3, 2, 8).shape
-    for unit in ("head", "keys-values"):
+    for unit in UNITS:
         assert read_scores(study / "gradients.csv", shape, 16, unit, QUANTIZED).source == "gradients"
     schema = yaml.safe_load((SCHEMAS / "sensitivity.schema.yaml").read_text())
     for row in json.loads(table.to_json(orient="records")):
@@ -171,11 +174,12 @@ def test_predictions_stand_beside_what_was_measured(study):
 def test_the_proxy_of_predict_is_that_of_the_candidates(study):
     record = json.loads((study / "policy-set.json").read_text())
     scores = unit_scores([study / f"layer-{layer}.csv" for layer in range(3)])
-    split = [policy for policy in record["policies"] if policy["recipe"] == "split"]
-    assert len(split) > 3
-    for policy in split:
-        found = proxy(scores, PrecisionGrid.of_record(policy["precisions"]), "keys-values").mean()
-        assert found == pytest.approx(policy["proxy"], rel=1e-9)
+    for recipe in ("split", "whole"):
+        own = [policy for policy in record["policies"] if policy["recipe"] == recipe]
+        assert len(own) > 3 and {policy["unit"] for policy in own} < set(UNITS)
+        for policy in own:
+            found = proxy(scores, PrecisionGrid.of_record(policy["precisions"]), policy["unit"]).mean()
+            assert found == pytest.approx(policy["proxy"], rel=1e-9)
     with pytest.raises(ValueError, match="the sweeps have no score of layer 0, head 0, part kv, int8"):
         proxy(scores.drop(columns=(0, 0, "kv", "int8")), PrecisionGrid.uniform(3, 2, "int8"), "head")
 

@@ -83,8 +83,8 @@ def test_keys_and_values_of_different_width_are_stored_as_each_alone(grid, width
             for ours, theirs in zip(both.update(keys, values, layer), expected, strict=True):
                 assert torch.equal(ours, theirs)
     tokens = sum(steps)
-    assert both.payload_bytes + both.scale_bytes == 2 * sum(policy_bytes(grid, widths[0], tokens, widths[1]))
-    assert measured_bytes(grid, widths[0], tokens, widths[1]) == policy_bytes(grid, widths[0], tokens, widths[1])
+    assert both.payload_bytes + both.scale_bytes == 2 * sum(policy_bytes(grid, widths, tokens))
+    assert measured_bytes(grid, widths[0], tokens, widths[1]) == policy_bytes(grid, widths, tokens)
 
 
 def test_payloads_stay_packed_and_are_never_rewritten():
@@ -132,13 +132,13 @@ def test_storage_grows_by_little_and_seldom():
 )
 def test_bytes_of_the_published_policies_by_formula_and_from_real_caches(label, total):
     grid = published_policies(PUBLISHED)[label]["precisions"]
-    assert sum(policy_bytes(grid, 64, 64)) == total
+    assert sum(policy_bytes(grid, (64, 64), 64)) == total
     assert sum(measured_bytes(grid, 64, 64)) == total
 
 
 @given(grid=grids(), head_dim=st.integers(1, 9), tokens=st.integers(1, 5))
 def test_measured_bytes_are_the_formulas(grid, head_dim, tokens):
-    assert measured_bytes(grid, head_dim, tokens) == policy_bytes(grid, head_dim, tokens)
+    assert measured_bytes(grid, head_dim, tokens) == policy_bytes(grid, (head_dim, head_dim), tokens)
 
 
 def test_working_bytes_are_those_of_the_copy_alone():

@@ -55,7 +55,7 @@ def test_the_search_comes_near_the_best_scale_there_is(name, heavy):
     found = precision(f"{name}-mse")
     (plain,) = levels_of(found.keys).fit(x, found.bits)
     fine = torch.stack([error_of(x, name, plain * factor) for factor in torch.logspace(-0.6, 0.5, 200)]).amin(dim=0)
-    (chosen,) = scales.choose(x, found.keys, found.bits, None)
+    (chosen,), _ = scales.choose(x, found.keys, found.bits, None)
     errors = error_of(x, name, chosen)
     assert errors.sum() < 1.09 * fine.sum()
     assert (errors <= error_of(x, name, plain) * (1 + 1e-9)).all()
@@ -65,17 +65,17 @@ def test_the_search_finds_the_same_however_many_scales_are_tried_together(monkey
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
     for name in ("int4-mse", "lloyd3-mse", "int4-mse+zero"):
         found = precision(name)
-        together = scales.choose(x, found.keys, found.bits, None)
+        together, codes = scales.choose(x, found.keys, found.bits, None)
         with monkeypatch.context() as patch:
             patch.setattr(scales, "TRIED_TOGETHER", 1)
-            alone = scales.choose(x, found.keys, found.bits, None)
-        assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+            alone, others = scales.choose(x, found.keys, found.bits, None)
+        assert all(torch.equal(a, b) for a, b in zip((codes, *together), (others, *alone), strict=True))
 
 
 def test_the_search_clips_an_outlier_where_that_pays():
     x = torch.ones(1, 64)
     x[0, 0] = 1.6
-    (plain,), (searched,) = (scales.choose(x, precision(name).keys, 2, None) for name in ("int2", "int2-mse"))
+    (plain,), (searched,) = (scales.choose(x, precision(name).keys, 2, None)[0] for name in ("int2", "int2-mse"))
     assert float(plain) == pytest.approx(1.6, rel=1e-3) and float(searched) < 1.1
 
 

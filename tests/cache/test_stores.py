@@ -47,7 +47,7 @@ def test_bytes_are_counted_from_tensors_and_are_the_formulas(name, width):
     known = contexts(LAYERS, HEADS, width)
     for grid in grids(name):
         for tokens in (1, 2, 7, 8):
-            assert measured_bytes(grid, width, tokens, contexts=known) == policy_bytes(grid, width, tokens)
+            assert measured_bytes(grid, width, tokens, contexts=known) == policy_bytes(grid, (width, width), tokens)
 
 
 class Turned(PackedCache):

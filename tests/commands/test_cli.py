@@ -19,8 +19,10 @@ from command_lines import check_call, stage
 from conftest import REPOSITORY
 from models import random_model
 
+from benchmarks import start_up
 from kvstages import __version__
 from kvstages.cli import main, out_of_memory
+from kvstages.commands.arguments import asked
 from kvstages.files.atomic import write_tensors
 from kvstages.models.checkpoints import save_model
 from kvstages.stages import STAGES
@@ -67,6 +69,14 @@ def test_the_example_of_a_stage_is_a_call_that_it_takes(name):
     calls = " ".join(words[2:]).split(" + ") if name == "several" else [" ".join(words[1:])]
     for call in calls:
         check_call(call.split())
+
+
+def test_the_benchmark_of_start_up_calls_stages_as_they_are():
+    for name, words in start_up.stages():
+        if name == "figure":
+            asked(main, [name, *words.split()])  # it takes a file's name without an option
+        else:
+            check_call([name, *words.split()])
 
 
 @pytest.mark.parametrize("group", ["figure", "table"])

@@ -71,6 +71,19 @@ def test_the_plan_knows_which_stage_of_a_job_makes_which_file(working: Path) -> 
     }
 
 
+def test_a_stage_may_read_what_another_of_its_job_has_made(working: Path) -> None:
+    """The first that names a file makes it."""
+    where = ["--model", "model.safetensors", "--tokens", "8", "--sensitivity", "scores.csv"]
+    first = ["--allocator", "greedy", "--budget", "0.1", "--output", "results/s/a.json", "--steps", "results/s/a.csv"]
+    second = ["--allocator", "exact", "--bytes-of", "results/s/a.json", "--output", "results/s/b.json"]
+    stages = together(["allocate", "--policy", "x", *where, *words] for words in (first, [*second, "--steps", "b.csv"]))
+    paths = ["results/s/a.json", "results/s/a.csv", "results/s/b.json"]
+    found = plan(main, [(paths, shlex.join(["kvstages", "several", *stages]))])
+    assert {path: found[path]["arguments"]["--allocator"] for path in paths} == {
+        "results/s/a.json": "greedy", "results/s/a.csv": "greedy", "results/s/b.json": "exact",
+    }  # fmt: skip
+
+
 def test_what_is_current_is_passed_over_and_what_is_not_is_made(working: Path) -> None:
     planned(*NAMES)
     assert several(*NAMES).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +26,9 @@ WAYS = ["one-pass", "token-by-token"]
 GRID = PrecisionGrid.of_heads([["int8", "int4"], ["int4", "int8"], ["bf16", "int8"]])
 BUDGET = Budget(0.1, "nats")
 POLICY = identified(
-    policy_record("mixed", "greedy", BUDGET, GRID, 0.05, 3, 8, 12, unit="head", ladder=BITS, sensitivity="made-up"),
+    policy_record(
+        "mixed", "greedy", BUDGET, GRID, 0.05, 3, (8, 8), 12, unit="head", ladder=BITS, sensitivity="made-up"
+    ),
     identity_of(random_model()),
 )
 
@@ -210,6 +213,14 @@ def test_a_policy_that_is_not_there_and_noise_of_another_scheme_are_refused(fold
     line = error("adapt", *files, *SETTINGS, "--noise", "rotated4", *ADAPTED)
     assert line.startswith("Error: noise like rotated4: expected a policy of bf16, int8")
     assert not (folder / "new").exists()
+
+
+def test_a_training_whose_loss_is_not_finite_names_the_step_and_writes_nothing(folder):
+    files = ("--model", "model.safetensors", "--windows", "windows.safetensors", "--window", "validation")
+    settings = ("--seed", 1, "--steps", 9, "--learning-rate", 1e30, "--beta", 1)
+    line = error("adapt", *files, *settings, "--straight-through", "int4", *ADAPTED)
+    assert re.match(r"Error: adaptation, seed 1, step [1-8]: .*; lower the learning rate$", line)
+    assert not [name for name in ("new", "curve.csv", "training.json") if (folder / name).exists()]
 
 
 def test_a_grid_is_tried_on_its_window_and_the_best_settings_are_taken(folder):

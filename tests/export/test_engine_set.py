@@ -8,12 +8,15 @@ import pandas as pd
 import pytest
 from gappy import write_gappy
 from made_up import GROWTH, sensitivity_table
+from models import identified
 
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.export.comparison import engine_set, read_costs
 from kvstages.export.engine import Cache
 from kvstages.export.engines import ENGINES
 from kvstages.models.config import DecoderShape
+from kvstages.models.identity import ModelIdentity
+from kvstages.policies.allocators import exact
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import allocated_policy, uniform_policy
 from kvstages.scores.table import read_scores
@@ -24,7 +27,7 @@ NAMED = ["vllm", "modelopt", "llama-cpp", "ik-llama-cpp"]
 
 def files(folder: Path) -> tuple[Path, Path]:
     """Scores of the policy's precisions, and those of the engines' formats: as those of equal bits."""
-    formats = {form.precision for name in NAMED for form in ENGINES[name].formats(64)} - {"bf16"}
+    formats = {form.precision for name in NAMED for form in ENGINES[name].formats((64, 64))} - {"bf16"}
     growth = {name: GROWTH["int4"] * (0.5 if "5" in name else 1.1) for name in formats if "8" not in name}
     growth |= dict.fromkeys(formats - set(growth), GROWTH["int8"] * 1.2)
     own = sensitivity_table(layers=4, heads=2, seed=1)
@@ -41,6 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     own, scores = files(tmp_path_factory.mktemp("scores"))
     table = read_scores(own, SHAPE, 10, "head", ["int8", "int4"])
     policy, _ = allocated_policy("greedy-mine", "greedy", Budget(table.sizes.mean() * 6, "bytes"), table)
+    policy = identified(policy, ModelIdentity(SHAPE, "a" * 64), policy["ladder"])
     found = engine_set(policy, table, [ENGINES[name] for name in NAMED], scores, SHAPE)
     return policy, scores, found
 
@@ -51,7 +55,7 @@ def test_every_engine_has_its_policies_and_the_own_one_comes_first(made):
     assert recipes[0] == "own" and found["policies"][0]["precisions"] == policy["precisions"]
     expected = ["own"]
     for name in NAMED:
-        every = [f"{name}-{kind}" for kind in ("projected", "allocated", "own", "allocated-own")]
+        every = [f"{name}-{kind}" for kind in ("projected", "allocated", "layer", "own", "allocated-own")]
         expected += [recipe for recipe in every if recipe not in found["left_out"]]
     assert recipes == expected and {each["policy"] for each in found["policies"][1:]} == set(expected[1:])
     # Whole-model formats cannot take so few bytes as the policy takes only where the smallest is larger.
@@ -62,14 +66,31 @@ def test_allocated_ones_cost_less_and_take_no_more(made):
     _, _, found = made
     by_name = {each["recipe"]: each for each in found["policies"]}
     for name in NAMED:
-        projected, allocated, own = (by_name[f"{name}-{kind}"] for kind in ("projected", "allocated", "own"))
-        assert projected["limit"] == allocated["limit"] == own["limit"]
+        projected, allocated, layer, own = (
+            by_name[f"{name}-{kind}"] for kind in ("projected", "allocated", "layer", "own")
+        )
+        assert projected["limit"] == allocated["limit"] == layer["limit"] == own["limit"]
         # What is projected is expressible, so the best of these bytes has no larger proxy.
         assert allocated["proxy"] <= projected["proxy"]
         assert own["bytes"]["total"] <= own["limit"]
-        for each in (projected, allocated):
-            size = policy_bytes(PrecisionGrid.of_record(each["precisions"]), 64, 10)
+        for each in (projected, allocated, layer):
+            size = policy_bytes(PrecisionGrid.of_record(each["precisions"]), (64, 64), 10)
             assert size.payload + size.scales <= each["limit"] and each["bytes"]["total"] == sum(size)
+
+
+def test_a_free_choice_for_each_layer_is_the_exact_allocation_of_layers(made):
+    """What ``allocate --unit layer`` gives on the engine's formats, where these have no static scales of their own."""
+    _, scores, found = made
+    by_name = {each["recipe"]: each for each in found["policies"]}
+    for name in ("vllm", "llama-cpp", "ik-llama-cpp"):
+        layer = by_name[f"{name}-layer"]
+        ladder = [each for each in layer["ladder"] if each not in ("bf16", "fp8_e4m3", "nvfp4")]
+        free = read_scores(scores, SHAPE, 10, "keys-values", ladder).by_layer()
+        choice = exact(free, Budget(layer["limit"], "bytes")).choice
+        assert layer["proxy"] == pytest.approx(free.proxy(choice), rel=1e-12)
+        assert layer["precisions"]["keys"] == layer["precisions"]["values"]
+        # Two tiers, whole-model types, or ends: what the engine asks beyond that costs.
+        assert name != "vllm" or layer["proxy"] <= by_name[f"{name}-allocated"]["proxy"]
 
 
 def test_a_proxy_is_the_sum_of_the_layers_scores(made):
@@ -90,7 +111,7 @@ def test_a_proxy_is_the_sum_of_the_layers_scores(made):
 
 def test_costs_are_by_layer_and_side(made):
     _, scores, _ = made
-    costs, source = read_costs(scores, ENGINES["vllm"], Cache(4, 2, 64, 10), SHAPE)
+    costs, source = read_costs(scores, ENGINES["vllm"], Cache(4, 2, (64, 64), 10), SHAPE)
     table = pd.read_csv(scores).query("precision == 'int8_per_token_head'")
     assert source == "gradients" and not costs["bf16"].any()
     by_hand = table.groupby(["layer", "part"])["mean_kl"].sum().to_numpy()

@@ -14,6 +14,7 @@ from models import identified
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import bits_of
+from kvstages.cache.schemes import precision
 from kvstages.cli import main
 from kvstages.export.engine import Cache, allocated, engine_bytes, projected
 from kvstages.export.engines import ENGINES
@@ -24,7 +25,7 @@ from kvstages.models.identity import ModelIdentity
 from kvstages.policies.making import policy_record
 from kvstages.policies.record import read_policy
 
-CACHE = Cache(layers=4, heads=2, width=64, tokens=10)
+CACHE = Cache(layers=4, heads=2, widths=(64, 64), tokens=10)
 # Highest of the layers: bf16, int8, int4, int4.
 ROWS = [["bf16", "int8"], ["int8", "int4"], ["int4", "int4"], ["int4", "int3"]]
 # bf16, int8, int8, int4.
@@ -40,10 +41,10 @@ def words(engine: str, rows: list[list[str]], cache: Cache = CACHE, values: list
 def policy(rows: list[list[str]], path: Path, cache: Cache = CACHE) -> Path:
     grid = PrecisionGrid.of_heads(rows)
     record = policy_record(
-        "mine", "exact", None, grid, 0.5, 0, cache.width, cache.tokens,
+        "mine", "exact", None, grid, 0.5, 0, cache.widths, cache.tokens,
         unit="head", ladder=["bf16", "int8", "int4", "int3"], sensitivity="measured-float32",
     )  # fmt: skip
-    shape = DecoderShape(cache.layers, cache.heads, cache.width, cache.width, 64, 64, 64, cache.heads)
+    shape = DecoderShape(cache.layers, cache.heads, *cache.widths, 64, 64, 64, cache.heads)
     made = identified(record, ModelIdentity(shape, "a" * 64), record["ladder"])
     write_json(path, made | {"execution": "one-pass", "compute_dtype": "float32"})
     return path
@@ -102,7 +103,7 @@ def test_ik_llama_cpp_has_first_and_last_layers():
 
 
 def test_kvtuner_has_every_layer_but_no_16_bits():
-    found = yaml.safe_load(words("kvtuner", [["int8", "int4"], ["int2", "int3"]], Cache(2, 2, 64, 10)))
+    found = yaml.safe_load(words("kvtuner", [["int8", "int4"], ["int2", "int3"]], Cache(2, 2, (64, 64), 10)))
     assert found == {0: {"nbits_key": 8, "nbits_value": 8}, 1: {"nbits_key": 4, "nbits_value": 4}}
     with pytest.raises(ValueError, match=r"^kvtuner: has nothing of 16 bits or more for bf16$"):
         words("kvtuner", ROWS)
@@ -111,7 +112,7 @@ def test_kvtuner_has_every_layer_but_no_16_bits():
 @pytest.mark.parametrize("name", ENGINES)
 @given(data=st.data())
 def test_no_unit_gets_fewer_bits(name, data):
-    engine, cache = ENGINES[name], Cache(3, 2, 32, 5)
+    engine, cache = ENGINES[name], Cache(3, 2, (32, 32), 5)
     ladder = ["int8", "int4", "int3", "int2"] + (["bf16"] if name != "kvtuner" else [])
     draw = st.lists(st.lists(st.sampled_from(ladder), min_size=2, max_size=2), min_size=3, max_size=3)
     grid = PrecisionGrid(*(tuple(map(tuple, data.draw(draw))) for _ in "kv"))
@@ -124,7 +125,7 @@ def test_no_unit_gets_fewer_bits(name, data):
 
 def test_bytes_are_those_of_the_engines_layouts():
     """One layer, one token, two heads of width 64: what each engine's source says a vector takes."""
-    one = Cache(1, 2, 64, 1)
+    one = Cache(1, 2, (64, 64), 1)
     by_hand = {
         "int8_per_token_head": 64 + 4,
         "int4_per_token_head": 32 + 4,
@@ -142,7 +143,9 @@ def test_bytes_are_those_of_the_engines_layouts():
         "bf16": 128,
     }
     found = {
-        form.precision: engine_bytes([(form, form)], one) for engine in ENGINES.values() for form in engine.formats(64)
+        form.precision: engine_bytes([(form, form)], one)
+        for engine in ENGINES.values()
+        for form in engine.formats((64, 64))
     }
     assert found == {name: 2 * 2 * size for name, size in by_hand.items()}
 
@@ -153,23 +156,43 @@ def test_bytes_are_those_of_the_engines_layouts():
      (256, "-k.hadamard+v.hadamard64"), (384, "-k.hadamard128+v.hadamard64")],
 )  # fmt: skip
 def test_llama_cpps_rotation_is_by_width(width, options):
-    assert rotation(width) == options
+    assert rotation((width, width)) == options
+
+
+@pytest.mark.parametrize("widths", [(64, 32), (128, 64), (192, 128), (96, 64)])
+@pytest.mark.parametrize("name", ["llama-cpp", "ik-llama-cpp", "vllm"])
+def test_keys_and_values_of_different_width_have_formats_of_their_own(name, widths):
+    cache = Cache(2, 2, widths, 10)
+    formats = ENGINES[name].fitting(widths)
+    assert all(form.precision == "bf16" or precision(form.precision).text == form.precision for form in formats)
+    eight = next(form for form in formats if bits_of(form.precision) == 8)
+    # 34 bytes a block of 32, or a byte a value and an FP32 scale.
+    each = [width // 32 * 34 if "q8_0" in eight.precision else width + 4 for width in widths]
+    assert engine_bytes([(eight, eight)] * 2, cache) == 2 * 2 * 10 * sum(each)
+    layers, _ = projected(ENGINES[name], PrecisionGrid.uniform(2, 2, "int8"), cache)
+    assert layers == [(eight, eight)] * 2
+
+
+def test_what_is_not_rotated_is_not_asked_to_be():
+    assert rotation((64, 32)) == "-k.hadamard" and rotation((32, 64)) == "-v.hadamard"
+    told = words("ik-llama-cpp", [["int8"] * 2] * 2, Cache(2, 2, (96, 64), 10))
+    assert told == "-ctk q8_0 -ctv q8_0 -vhad -fa on\n"
 
 
 def test_narrow_heads_are_refused_in_a_line():
     with pytest.raises(ValueError, match=r"^llama-cpp: heads of width 16 have no whole groups of 32$"):
-        words("llama-cpp", ROWS, Cache(4, 2, 16, 10))
-    assert words("vllm", HIGHER, Cache(4, 2, 16, 10)).startswith("--kv-cache-dtype int8_per_token_head")
+        words("llama-cpp", ROWS, Cache(4, 2, (16, 16), 10))
+    assert words("vllm", HIGHER, Cache(4, 2, (16, 16), 10)).startswith("--kv-cache-dtype int8_per_token_head")
     # A randomized Hadamard matrix has a power of two: no INT4 here, and INT8 stands for it.
-    assert words("vllm", [["int4"] * 2] * 4, Cache(4, 2, 24, 10)) == "--kv-cache-dtype int8_per_token_head\n"
+    assert words("vllm", [["int4"] * 2] * 4, Cache(4, 2, (24, 24), 10)) == "--kv-cache-dtype int8_per_token_head\n"
 
 
 def test_an_allocation_for_the_engine_has_its_bytes():
     import numpy as np
 
-    engine, cache = ENGINES["vllm"], Cache(3, 2, 64, 10)
+    engine, cache = ENGINES["vllm"], Cache(3, 2, (64, 64), 10)
     costs = {"int8_per_token_head": np.array([9.0, 9.0, 1.0, 1.0, 1.0, 1.0]), "int4_per_token_head": np.full(6, 90.0)}
-    full, int8 = cache.sizes(engine.formats(64))[0][:2]
+    full, int8 = cache.sizes(engine.formats((64, 64)))[0][:2]
     layers = allocated(engine, costs, cache, int(2 * full + 4 * int8))
     assert engine.text(layers) == "--kv-cache-dtype int8_per_token_head --kv-cache-dtype-skip-layers 0\n"
     with pytest.raises(ValueError, match=r"^vllm: no setting of the engine takes 10 bytes"):
@@ -202,7 +225,7 @@ def test_what_is_no_policy_is_refused_without_output(tmp_path):
     words_ = ["export", str(tmp_path / "policy.json"), "--engine", "vllm", "--output", str(tmp_path / "out")]
     result = CliRunner().invoke(main, words_)
     assert result.exit_code == 1 and "key 'precisions' is missing" in result.output
-    narrow = policy(ROWS, tmp_path / "narrow.json", Cache(4, 2, 16, 10))
+    narrow = policy(ROWS, tmp_path / "narrow.json", Cache(4, 2, (16, 16), 10))
     result = CliRunner().invoke(main, ["export", str(narrow), "--engine", "llama-cpp", "--output", str(tmp_path / "o")])
     assert result.exit_code == 1 and "no whole groups of 32" in result.output
     assert not (tmp_path / "out").exists() and not (tmp_path / "o").exists()

@@ -22,6 +22,7 @@ from kvstages.figures import (
     adaptation,
     adaptation_curves,
     allocation,
+    domains,
     equal_bytes,
     floor,
     frontier,
@@ -56,6 +57,7 @@ DRAW = {
     "proxy-joint": proxy_joint.draw,
     "gradients": gradients.draw,
     "screening": screening.draw,
+    "domains": domains.draw,
 }
 
 
@@ -97,10 +99,26 @@ def test_no_date_and_no_version_inside(name, drawn):
     assert b"tIME" not in png
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("small"), layers=2, heads=2, budgets=("0.01",))
+
+
 @pytest.mark.parametrize("name", DRAW)
-def test_small_study_with_one_budget(name, tmp_path):
-    small = write_study(tmp_path / "small", layers=2, heads=2, budgets=("0.01",))
+def test_small_study_with_one_budget(name, small, tmp_path, monkeypatch):
+    """As a picture of one kind, with few resampled blocks."""
+    saved = []
+
+    def save(figure, file, **options):
+        saved.append(options["format"])
+        if options["format"] == "svg":
+            whole(figure, file, **options)
+
+    whole = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     draw(name, small, tmp_path / f"{name}.svg")
+    assert saved == ["png", "svg"]
     assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 
@@ -109,6 +127,21 @@ def test_sensitivity_numbers(drawn):
     for precision, grid in published_sensitivities(PUBLISHED).items():
         part = table[table["precision"] == precision].sort_values(["layer", "head"])
         assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
+
+
+def test_cells_of_domains_hold_ratio_interval_and_kl_and_darken_with_the_ratio(drawn):
+    _, table = drawn["domains"]
+    with style():
+        figure = domains.draw(table)
+    first = figure.axes[0]
+    assert first.get_title(loc="left") == "policies of 5bits" and len(table) == 32
+    said = [text.get_text() for text in first.texts]
+    assert said.count("1") == 4 and said.count("1.30") == said.count("1.10") == 4 and said.count("1.40") == 4
+    assert said.count("[1.30, 1.30]") == 4
+    assert [label.get_text() for label in first.get_xticklabels()][1] == "letters\nblocks of 256"
+    shades = [sum(cell.get_facecolor()[0][:3]) for cell in first.collections]
+    own = table[table["budget"] == "5bits"]["ratio"].to_numpy()
+    assert (np.diff(np.array(shades)[np.argsort(own, kind="stable")]) < 1e-9).all()
 
 
 def test_sensitivity_marks_scores_below_their_floor(drawn):
@@ -138,6 +171,19 @@ def test_sensitivity_of_keys_and_values_apart_unless_both_are_known_together(tmp
     assert titles == [f"INT{bits}, {side}" for bits in (8, 4, 3, 2) for side in ("keys", "values")]
     write_gappy(tmp_path / "all.csv", sensitivity_table(parts=("kv", "k", "v")))
     assert set(sensitivity.numbers(tmp_path / "all.csv")["part"]) == {"kv"}
+
+
+def test_sensitivity_of_whole_layers(tmp_path):
+    write_gappy(tmp_path / "s.csv", sensitivity_table(heads=1, parts=("layer",)))
+    table = sensitivity.numbers(tmp_path / "s.csv")
+    with style():
+        figure = sensitivity.draw(table)
+    assert "one layer quantized" in figure.get_suptitle() and len(table) == 24
+    maps = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert [axes.get_xlabel() for axes in maps] == ["all heads"] * 2 and not any(len(a.get_xticks()) for a in maps)
+    both = sensitivity_table(parts=("kv",)), sensitivity_table(heads=1, parts=("layer",))
+    write_gappy(tmp_path / "both.csv", pd.concat(both))
+    assert set(sensitivity.numbers(tmp_path / "both.csv")["part"]) == {"kv"}
 
 
 def test_allocation_draws_coinciding_policies_once(drawn):

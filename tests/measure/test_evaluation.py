@@ -31,7 +31,7 @@ def policy(grid):
     budget = Budget(0.1, "nats")
     proxy = 0.0 if set(grid.flat()) == {"bf16"} else 0.05
     return policy_record(
-        "mixed", "greedy", budget, grid, proxy, 3, 8, 12, unit="keys-values", ladder=BITS, sensitivity="made-up"
+        "mixed", "greedy", budget, grid, proxy, 3, (8, 8), 12, unit="keys-values", ladder=BITS, sensitivity="made-up"
     )
 
 

@@ -25,7 +25,7 @@ from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.schemes import precision
 from kvstages.files.atomic import write_json
 from kvstages.measure.calibration import calibrate, write_contexts
-from kvstages.measure.generation_cache import opened
+from kvstages.measure.generation_cache import MixedLayer, opened
 from kvstages.models.huggingface import HuggingFaceDecoder
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
@@ -205,24 +205,122 @@ def test_exact_prefill_sees_the_prompt_as_it_is_and_stores_the_same(exact):
     assert not torch.allclose(read(cache)[2], read(stepwise)[2], rtol=1e-3)
 
 
+# --- attention to what is stored ---
+
+PUBLISHED = ["int4", "bf16", "int8", "int4", "int3"]
+
+
+def published(family: str) -> PrecisionGrid:
+    """Another published precision for every head's keys and values; the last layer in BF16."""
+    heads = heads_of(family)
+    names = [PUBLISHED[index % len(PUBLISHED)] for index in range(2 * heads * (LAYERS - 1))] + ["bf16"] * (2 * heads)
+    rows = [tuple(names[start : start + heads]) for start in range(0, len(names), heads)]
+    return PrecisionGrid(tuple(rows[::2]), tuple(rows[1::2]))
+
+
+@pytest.fixture
+def attended(monkeypatch) -> list[int]:
+    """The layers whose attention was to what is stored, as they come."""
+    layers, own = [], MixedLayer.attend
+
+    def attend(self, *given):
+        layers.append(self.layer)
+        return own(self, *given)
+
+    monkeypatch.setattr(MixedLayer, "attend", attend)
+    return layers
+
+
+@pytest.mark.parametrize("way", ["greedy", "beams", "padded", "padded beams", "one by one"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt-neox", "gpt-bigcode"])
+def test_attention_to_what_is_stored_is_that_to_what_is_read_back(attended, family, way):
+    """A working copy is read back; with FP32 values the two differ by the order of sums."""
+    model = huggingface_models.model(family, torch.float32)
+    ids = prompt(3 if "attention_mask" in WAYS[way] else 1)
+    cache = MixedPrecisionCache(published(family), model)
+    found, *scores = generated(model, ids, cache, **WAYS[way])
+    layers = [layer for layer in range(LAYERS) if set(published(family).row(layer)) != {"bf16"}]
+    assert layers and attended[: len(layers)] == layers and len(attended) % len(layers) == 0
+    count = len(attended)
+    copy = MixedPrecisionCache(published(family), model, working_copy=True)
+    expected, *others = generated(model, ids, copy, **WAYS[way])
+    assert len(attended) == count and torch.equal(found, expected)
+    for ours, theirs in zip(scores, others, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_the_models_own_attention_is_back_after_each_pass(monkeypatch):
+    model = huggingface_models.model("llama", torch.float32)
+    cache = MixedPrecisionCache(uniform("int4"), model)
+    forward(model, prompt(), cache)
+    forward(model, prompt(1, 1), cache)
+    assert model.config._attn_implementation == "sdpa"
+    monkeypatch.setattr(MixedLayer, "attend", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        forward(model, prompt(1, 1), cache)
+    assert model.config._attn_implementation == "sdpa"
+    assert {layer.get_seq_length() for layer in cache.layers} == {LENGTH + 1}  # none of the broken pass
+    monkeypatch.undo()
+    fresh = MixedPrecisionCache(uniform("int4"), model)
+    for ids in (prompt(), prompt(1, 1), prompt(1, 1, seed=8)):
+        expected = forward(model, ids, fresh)
+    assert torch.equal(forward(model, prompt(1, 1, seed=8), cache), expected)
+
+
+def test_what_is_not_finite_is_named_and_not_stored():
+    model = huggingface_models.model("llama", torch.float32)
+    cache = MixedPrecisionCache(uniform("int4"), model)
+    forward(model, prompt(), cache)
+    model.model.layers[1].self_attn.k_proj.weight[12] = torch.nan
+    with pytest.raises(ValueError, match="layer 1, head 1: NaN or infinity in the keys"):
+        forward(model, prompt(1, 1), cache)
+    assert {layer.get_seq_length() for layer in cache.layers} == {LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("llama", {"attn_implementation": "eager"}), ("gemma2", {}), ("mimo-v2", {})]
+)
+def test_models_with_an_attention_of_their_own_keep_it(attended, family, options):
+    """Their function, soft cap or sinks: what is stored is read back for them."""
+    model = huggingface_models.model(family, torch.float32, **options)
+    cache = MixedPrecisionCache(uniform("int4", family), model)
+    assert generated(model, prompt(), cache)[0].shape == (1, LENGTH + NEW) and not attended
+
+
+def test_a_model_that_attends_to_something_else_is_no_silent_error():
+    model = huggingface_models.model("llama", torch.float32)
+    cache = MixedPrecisionCache(uniform("int4"), model)
+    keys, values = torch.randn(2, 1, 2, 1, 12)
+    cache.hand(cache.layers[0], keys, values)
+    with pytest.raises(RuntimeError, match="layer 0: the model did not ask for the attention to its past"):
+        cache.hand(cache.layers[1], keys, values)
+    with pytest.raises(RuntimeError, match="layer 0: the model attends to other keys and values than it was given"):
+        cache.take(keys.clone(), values, {})
+
+
 def test_bytes_are_those_of_the_policy_and_little_else_is_resident():
     model = huggingface_models.model("llama", torch.bfloat16, max_position_embeddings=2048)
     cache = MixedPrecisionCache(mixed(), model)
     generated(model, prompt(2, 1100), cache)
     for layer in cache.layers:
         layer.store.settle()
-    size = policy_bytes(mixed(), 12, 1106)
+    size = policy_bytes(mixed(), (12, 12), 1106)
     assert cache.payload_bytes == 2 * size.payload
     assert cache.scale_bytes == 2 * size.scales + size.once
     held = cache.payload_bytes + cache.scale_bytes
     assert held < cache.resident_bytes < 1.05 * held
 
 
-def test_resident_bytes_are_all_that_a_cache_holds(exact):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_resident_bytes_are_all_that_a_cache_holds(dtype):
+    exact = huggingface_models.model("llama", dtype)
+    # Tables that all caches share are made at the first use.
+    generated(exact, prompt(2), MixedPrecisionCache(uniform("int4"), exact))
     cache = MixedPrecisionCache(uniform("int4"), exact)
     gc.collect()
     before = {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}
     forward(exact, prompt(2, 30), cache)
+    forward(exact, prompt(2, 1), cache)
     gc.collect()
     new = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and id(each) not in before]
     assert cache.resident_bytes == sum({each.data_ptr(): each.untyped_storage().nbytes() for each in new}.values())
@@ -453,7 +551,17 @@ def policy(tmp_path: Path, exact) -> Path:
 def record(grid: PrecisionGrid, model: Any) -> dict[str, Any]:
     names = sorted({"bf16", *grid.flat()})
     made = policy_record(
-        "p", "greedy", Budget(0.1, "nats"), grid, 0.05, 3, 12, 64, unit="head", ladder=names, sensitivity="made-up"
+        "p",
+        "greedy",
+        Budget(0.1, "nats"),
+        grid,
+        0.05,
+        3,
+        (12, 12),
+        64,
+        unit="head",
+        ladder=names,
+        sensitivity="made-up",
     )
     return identified(made, opened(model).identity(model), names)
 

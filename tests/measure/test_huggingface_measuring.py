@@ -9,12 +9,20 @@ from huggingface_models import LAYERS, VOCABULARY, decoder
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from kvstages.cache.precision_grid import PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits
+from kvstages.files.atomic import write_table
 from kvstages.measure.evaluation import evaluate
 from kvstages.measure.execution import dense_grid, window_logits
 from kvstages.measure.gradients import window_projections
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import sweep_layer
+from kvstages.policies.budgets import Budget
+from kvstages.policies.making import allocated_policy
+from kvstages.policies.record import check_policy
+from kvstages.scores.columns import sweep_table
+from kvstages.scores.gather import gather
+from kvstages.scores.projections import write_scores
+from kvstages.scores.table import read_scores
 
 MEMORY = 1 << 30
 # One with two kinds of layers, one with keys and values of different width.
@@ -80,7 +88,8 @@ def test_a_policy_is_evaluated_and_its_bytes_are_those_of_both_widths(model):
         keys=tuple(("int8",) * shape.heads for _ in range(LAYERS)),
         values=tuple(("int4", "bf16")[: shape.heads] for _ in range(LAYERS)),
     )
-    record = {"policy": "mixed", "precisions": grid.as_record(), "proxy": 0.1, "average_payload_bits": 9.0}
+    bits = average_payload_bits(grid, shape.widths)
+    record = {"policy": "mixed", "precisions": grid.as_record(), "proxy": 0.1, "average_payload_bits": bits}
     parts = [logits for _, logits in window_logits(model, tokens(), dense_grid(model), setting, MEMORY)]
     summary, table = evaluate(model, tokens(), record, torch.cat(parts), setting, MEMORY)
     keys, values = shape.widths
@@ -89,4 +98,45 @@ def test_a_policy_is_evaluated_and_its_bytes_are_those_of_both_widths(model):
     assert summary["bf16_bytes"] == LAYERS * 8 * 2 * 2 * (keys + values)
     assert summary["reconstruction_bytes"] == LAYERS * 8 * 2 * (2 * keys + values)
     assert np.asarray(table["kl"])[table["position"] == 0] == pytest.approx(0, abs=1e-12)
+    assert summary["mean_kl"] > 0
+
+
+@pytest.mark.parametrize("unit", ["head", "keys-values", "layer"])
+def test_keys_and_values_of_different_width_go_from_scores_to_an_evaluation(unit, tmp_path):
+    """Measured where the unit is the layer, else from gradients; allocated in bytes, checked as a policy, evaluated."""
+    made, ids, setting = decoder("mimo-v2"), tokens(), Setting("one-pass", "float64")
+    shape, path = made.shape, tmp_path / "scores.csv"
+    assert shape.key_width != shape.value_width
+    if unit == "layer":
+        for layer in range(LAYERS):
+            swept = sweep_layer(made, ids, layer, [("layer", "int8"), ("layer", "int4")], setting, MEMORY)
+            columns = sweep_table(layer, swept.kl, swept.base_kl.tolist(), swept.error, setting.as_dict())
+            write_table(tmp_path / f"{layer}.csv", columns)
+        write_table(path, gather([tmp_path / f"{layer}.csv" for layer in range(LAYERS)], "made").to_dict("list"),
+                    ["standard_error", "floor_kl", "bf16_step_kl"])  # fmt: skip
+    else:
+        values, error = window_projections(made, ids, ("int8", "int4"), 8, MEMORY)
+        errors = {change: each.numpy() for change, each in error.items()}
+        write_scores(path, tmp_path / "p.safetensors", values.numpy(), errors, ("int8", "int4"), 8, "calibration")
+    table = read_scores(path, shape, 8, unit)
+    keys, values = shape.widths
+    dense = LAYERS * shape.heads * 2 * (keys + values) * 8
+    assert table.dense_bytes == dense
+    record, _ = allocated_policy("exact", "exact", Budget(0.45 * dense, "bytes"), table)
+    grid = check_policy(record, shape)
+    assert table.choice(grid) is not None and len(set(grid.flat())) > 1
+    reference = torch.cat([logits for _, logits in window_logits(made, ids, dense_grid(made), setting, MEMORY)])
+    summary, _ = evaluate(made, ids, record, reference, setting, MEMORY)
+    assert summary["total_bytes"] == record["bytes"]["total"] <= 0.45 * dense
+    assert summary["average_payload_bits"] == record["average_payload_bits"]
+    bits = {"bf16": 16, "int8": 8, "int4": 4}
+    by_hand = sum(
+        width * bits[name]
+        for width, side in zip(shape.widths, (grid.keys, grid.values), strict=True)
+        for row in side
+        for name in row
+    )
+    assert record["average_payload_bits"] == by_hand / (LAYERS * shape.heads * (keys + values))
+    with pytest.raises(ValueError, match="but its precisions give"):
+        check_policy({**record, "average_payload_bits": 4.0}, shape)
     assert summary["mean_kl"] > 0

@@ -32,9 +32,9 @@ from kvstages.policies.record import read_policies
 MEMORY = 1 << 30
 SCHEMAS = REPOSITORY / "workflow" / "schemas"
 RECIPES = [
-    Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
-    Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", head_dim=8, tokens=12)),
-    Recipe("random", "at-random", random_table(3, 2, ("int8", "int4"), head_dim=8, tokens=12)),
+    Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), widths=(8, 8), tokens=12)),
+    Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", widths=(8, 8), tokens=12)),
+    Recipe("random", "at-random", random_table(3, 2, ("int8", "int4"), widths=(8, 8), tokens=12)),
 ]
 SET = equal_bytes(RECIPES, Budget(2500, "bytes"), random=4, draws=9, seed=0)
 
@@ -190,6 +190,10 @@ def test_the_stages_measure_against_reference_and_truth_and_name_documents(input
     assert "random" not in set(joint.policies["recipe"]) and {"exact", "uniform"} < set(joint.policies["recipe"])
     dense = joint.policies["policy"].tolist().index("bf16")
     assert (joint.excess()[dense] == 0).all() and (joint.metrics["mean_kl"][dense] == 0).all()
+    # Without a reference the same logits are computed on the way.
+    kept = Path("joint.csv").read_bytes()
+    assert run(*measured, "--truth", "truth.safetensors", "--without", "random") == (0, "")
+    assert Path("joint.csv").read_bytes() == kept
     schema = yaml.safe_load((SCHEMAS / "joint.schema.yaml").read_text())
     assert set(pd.read_csv("joint.csv", nrows=0).columns) == set(schema["required"])
     for words, said in (

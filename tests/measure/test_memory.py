@@ -62,7 +62,17 @@ def folder(tmp_path_factory):
     write_tensors(folder / "windows.safetensors", {"validation": random_tokens(2, BLOCK, VOCABULARY)}, {"block": BLOCK})
     grid = PrecisionGrid.uniform(1, 2, "int4")
     record = policy_record(
-        "int4", "greedy", Budget(1.0, "nats"), grid, 0.5, 1, 8, BLOCK, unit="head", ladder=BITS, sensitivity="made-up"
+        "int4",
+        "greedy",
+        Budget(1.0, "nats"),
+        grid,
+        0.5,
+        1,
+        (8, 8),
+        BLOCK,
+        unit="head",
+        ladder=BITS,
+        sensitivity="made-up",
     )
     identity = identity_of(model)
     write_json(folder / "policy.json", identified(record, identity))

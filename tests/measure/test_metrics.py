@@ -15,7 +15,7 @@ from kvstages.measure.metrics import (
     CLOSE,
     _close_divergence,
     divergence,
-    divergence_and_normalizer,
+    divergences_and_normalizer,
     normalizer,
     position_metrics,
     target_logits,
@@ -131,11 +131,12 @@ def test_a_token_that_the_policy_rules_out_is_no_overflow():
     assert divergence(logits, reference).item() == pytest.approx(math.log1p(math.exp(-20)), rel=1e-9)
 
 
-def test_one_exponential_gives_the_divergence_and_the_cross_entropy():
-    logits, reference = torch.randn(2, 3, 5, 40, generator=torch.Generator().manual_seed(0)).unbind()
+def test_one_exponential_gives_the_divergences_and_the_cross_entropy():
+    logits, reference, truth = torch.randn(3, 3, 5, 40, generator=torch.Generator().manual_seed(0)).unbind()
     tokens = torch.randint(40, (3, 5), generator=torch.Generator().manual_seed(1))
-    kl, own = divergence_and_normalizer(logits, reference, normalizer(reference))
-    assert torch.equal(kl, divergence(logits, reference))
+    found, own = divergences_and_normalizer(logits, [(each, normalizer(each)) for each in (reference, truth)])
+    for kl, other in zip(found, (reference, truth), strict=True):
+        assert torch.equal(kl, divergence(logits, other))
     expected = -torch.log_softmax(logits.double(), -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     assert torch.allclose(own.cross_entropy(target_logits(logits, tokens)), expected, rtol=1e-14, atol=0)
 

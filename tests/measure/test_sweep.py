@@ -11,12 +11,12 @@ from plain_cache import PlainCache
 
 from kvstages.cache.interventions import read_back
 from kvstages.cache.one_pass import DenseBlockCache
-from kvstages.cache.precision_grid import PARTS, PrecisionGrid
+from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import dense_grid
 from kvstages.measure.metrics import divergence
 from kvstages.measure.setting import Setting
 from kvstages.measure.sweep import relative_error, sweep_layer
-from kvstages.scores.columns import changes
+from kvstages.scores.columns import SCORED, changes
 
 MEMORY = 1 << 30
 CHANGES = (("kv", "int8"), ("kv", "int4"))
@@ -29,10 +29,13 @@ def sweep(model, tokens, layer, setting, memory=MEMORY, wanted=CHANGES, base=Non
 
 
 def naive(model, tokens, base, layer, head, part, precision) -> torch.Tensor:
-    """One head, one block, one token at a time, as the study has it: mean KL [B] against the unquantized reference."""
+    """One head or all of a layer, one block, one token at a time, as the study has it: mean KL [B] against the
+    unquantized reference."""
     sides = [[list(row) for row in rows] for rows in (base.keys, base.values)]
     for side, rows in zip("kv", sides, strict=True):
-        if side in part:
+        if part == "layer":
+            rows[layer] = [precision] * len(rows[layer])
+        elif side in part:
             rows[layer][head] = precision
     grid = PrecisionGrid(*sides)
     means = []
@@ -51,12 +54,13 @@ def naive(model, tokens, base, layer, head, part, precision) -> torch.Tensor:
 @pytest.mark.parametrize("layer", [0, 2])
 def test_the_sweep_measures_what_plain_interventions_do(execution, layer):
     model, tokens = random_model(3, 2, 5, dtype=torch.float64), random_tokens(3, 9)
-    wanted = changes(PARTS, ("int8", "int3"))
-    found = sweep(model, tokens, layer, Setting(execution, "float64"), wanted=wanted)
-    for index, (part, precision) in enumerate(wanted):
-        for head in range(2):
+    wanted = changes(SCORED, ("int8", "int3"))
+    found = sweep_layer(model, tokens, layer, wanted, Setting(execution, "float64"), MEMORY).kl
+    for part, precision in wanted:
+        assert len(found[part, precision]) == (1 if part == "layer" else 2)
+        for head, kl in enumerate(found[part, precision]):
             expected = naive(model, tokens, dense_grid(model), layer, head, part, precision)
-            assert torch.allclose(found[index, head], expected, rtol=1e-6, atol=0)
+            assert torch.allclose(kl, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
@@ -65,27 +69,36 @@ def test_around_a_policy_the_sweep_measures_what_plain_interventions_do(executio
     base = PrecisionGrid(
         (("int4", "int8"), ("bf16", "int2"), ("int8",) * 2), (("bf16", "int8"), ("int3", "int4"), ("int4",) * 2)
     )
-    wanted = (("kv", "int4"), ("k", "bf16"), ("v", "int2"))
+    wanted = (("kv", "int4"), ("k", "bf16"), ("v", "int2"), ("layer", "int4"))
     found = sweep_layer(model, tokens, 1, wanted, Setting(execution, "float64"), MEMORY, base=base)
     assert found.base_kl.min() > 0
     for part, precision in wanted:
-        for head in range(2):
+        for head, kl in enumerate(found.kl[part, precision]):
             expected = naive(model, tokens, base, 1, head, part, precision)
-            assert torch.allclose(found.kl[part, precision][head], expected, rtol=1e-6, atol=0)
+            assert torch.allclose(kl, expected, rtol=1e-6, atol=0)
     # A change that the policy has already changes nothing: exactly the base's KL.
     unchanged = sweep_layer(model, tokens, 1, (("k", "int2"),), Setting(execution, "float64"), MEMORY, base=base)
     assert torch.equal(unchanged.kl["k", "int2"][1], unchanged.base_kl)
 
 
-@pytest.mark.parametrize("execution", ["one-pass", "token-by-token"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("memory", [MEMORY, 1])
+# Every pair of an execution, an arithmetic and a memory.
+@pytest.mark.parametrize(
+    ("execution", "dtype", "memory"),
+    [
+        ("one-pass", "float32", MEMORY),
+        ("token-by-token", "float32", 1),
+        ("one-pass", "bfloat16", 1),
+        ("token-by-token", "bfloat16", MEMORY),
+        ("one-pass", "float64", MEMORY),
+        ("token-by-token", "float64", 1),
+    ],
+)
 def test_an_intervention_that_changes_nothing_measures_exactly_zero(execution, dtype, memory):
     setting = Setting(execution, dtype)
     model, tokens = random_model(dtype=setting.dtype), random_tokens(5, 12)
     for layer in range(3):
-        found = sweep_layer(model, tokens, layer, [(part, "bf16") for part in PARTS], setting, memory)
-        for part in PARTS:
+        found = sweep_layer(model, tokens, layer, [(part, "bf16") for part in SCORED], setting, memory)
+        for part in SCORED:
             assert found.kl[part, "bf16"].abs().max() == 0 == found.error[part, "bf16"].abs().max()
         assert found.base_kl.abs().max() == 0
 
@@ -108,7 +121,7 @@ def reconstruction_error(both, part, name):
 def test_the_reconstruction_error_of_a_hand_worked_example():
     """INT2 keeps the largest of two values and rounds the other to 0: off by 0.25 of 1.25, and by 1 of 10."""
     both = torch.tensor([[[[1.0, 0.5]], [[-3.0, 1.0]]]])
-    for part, expected in (("k", 0.2), ("v", 0.1), ("kv", 0.3)):
+    for part, expected in (("k", 0.2), ("v", 0.1), ("kv", 0.3), ("layer", 0.3)):
         assert reconstruction_error(both, part, "int2").tolist() == [[pytest.approx(expected, rel=1e-12)]]
     assert reconstruction_error(torch.zeros(1, 2, 1, 2), "kv", "int2").tolist() == [[0.0]]
 

@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("int2", "int8"):
         grid = PrecisionGrid.uniform(3, 2, name)
         record = policy_record(
-            name, "uniform", None, grid, 0.5, 0, 8, 12, unit="head", ladder=list(BITS), sensitivity="made-up"
+            name, "uniform", None, grid, 0.5, 0, (8, 8), 12, unit="head", ladder=list(BITS), sensitivity="made-up"
         )
         write_json(tmp_path / f"{name}.json", identified(record, identity_of(model)))
     return tmp_path
@@ -128,6 +128,17 @@ def test_the_stage_compares_policies_and_a_control(folder):
     runs = read_runs(Path("c.csv"))
     assert [(run.prefill, run.policy) for run in runs[:3]] == [("exact", "bf16"), ("exact", "int8"), ("exact", "int2")]
     assert runs[0].documents == ["a", "b", "c", "d", "e", "e"]
+
+
+def test_a_shorter_prompt_is_the_begin_of_its_block(folder):
+    assert generate("--prompts", 6, "--tokens", 5, "--prompt", 4) == (0, "")
+    assert set(pd.read_csv("c.csv")["prompt_tokens"]) == {4}
+    tokens = random_tokens(6)[:, :9]
+    write_tensors(folder / "windows.safetensors", {"validation": tokens}, {"block": 9})
+    before = pd.read_csv("c.csv")["same"]
+    assert generate("--prompts", 6, "--tokens", 5) == (0, "") and pd.read_csv("c.csv")["same"].equals(before)
+    status, output = generate("--prompts", 6, "--tokens", 5, "--prompt", 5)
+    assert status == 1 and output.count("\n") == 1 and "6 prompts of 5 tokens and 5 tokens after each, but" in output
 
 
 @pytest.mark.parametrize(("prompts", "tokens"), [(7, 5), (6, 12)])

@@ -40,7 +40,7 @@ def greedy(table, budget):
 
 
 def size(table, choice) -> int:
-    return sum(policy_bytes(table.grid(choice), table.head_dim, table.tokens))
+    return sum(policy_bytes(table.grid(choice), table.widths, table.tokens))
 
 
 def test_every_allocator_has_a_name():
@@ -75,15 +75,16 @@ def test_each_of_the_159_published_steps_of_budget_001(budget):
         == pytest.approx(table.proxy([p for row in policy for p in row]), rel=1e-12)
     )
     grid = PrecisionGrid.of_heads(policy)
-    assert path[-1].cache_bytes == 579_840 == sum(policy_bytes(grid, 64, 64))
+    assert path[-1].cache_bytes == 579_840 == sum(policy_bytes(grid, (64, 64), 64))
     assert [sum(row.count(p) for row in policy) for p in ("int4", "int8", "bf16")] == [70, 19, 7]
-    assert average_payload_bits(grid) == pytest.approx(5.666666666666667)
+    assert average_payload_bits(grid, (64, 64)) == pytest.approx(5.666666666666667)
 
 
 def test_bits_and_bytes_count_keys_and_values_apart():
     grid = PrecisionGrid((("int8", "bf16"),), (("int2", "int4"),))
-    assert average_payload_bits(grid) == (8 + 16 + 2 + 4) / 4
-    assert policy_bytes(grid, 5, 3) == (3 * (5 + 10 + 2 + 3), 3 * 2 * 3, 0)
+    assert average_payload_bits(grid, (5, 5)) == (8 + 16 + 2 + 4) / 4
+    assert average_payload_bits(grid, (6, 2)) == (6 * (8 + 16) + 2 * (2 + 4)) / 16
+    assert policy_bytes(grid, (5, 5), 3) == (3 * (5 + 10 + 2 + 3), 3 * 2 * 3, 0)
 
 
 score = st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.5])
@@ -91,8 +92,8 @@ score = st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.5])
 
 @st.composite
 def tables(draw, most_units: int = 9, ladders=None):
-    """Small score tables of heads or tensors, on any ladder."""
-    unit = draw(st.sampled_from(["head", "keys-values"]))
+    """Small score tables of any unit, on any ladder, with keys and values of any width."""
+    unit = draw(st.sampled_from(["head", "keys-values", "layer"]))
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     width = heads * (2 if unit == "keys-values" else 1)
     if layers * width > most_units:
@@ -100,7 +101,7 @@ def tables(draw, most_units: int = 9, ladders=None):
     rows = st.lists(st.lists(score, min_size=width, max_size=width), min_size=layers, max_size=layers)
     ladder = draw(st.sampled_from(ladders or LADDERS))
     scores = {precision: draw(rows) for precision in ladder}
-    table = head_table(scores, draw(st.integers(4, 9)), draw(st.integers(1, 8)), unit)
+    table = head_table(scores, draw(st.integers(4, 9)), draw(st.integers(1, 8)), unit, draw(st.integers(4, 9)))
     table.error[:] = table.kl[::-1] + 0.1
     return table
 
@@ -129,7 +130,8 @@ def test_every_greedy_step_is_the_best_that_fits_and_the_last_leaves_none(table,
     for move in found.path:
         best = step_by_exhaustion(table, choice, spent, budget)
         assert best is not None
-        unit = table.units.index((move.layer, move.head, move.part))
+        part = "layer" if move.head is None else move.part
+        unit = table.units.index((move.layer, move.head or 0, part))
         assert (unit, move.after, move.added_kl) == best[1:]
         choice[unit] = move.after
         spent += move.added_kl
@@ -195,7 +197,7 @@ def test_a_larger_budget_never_takes_more_bytes_from_exact(table, budgets):
     assert large <= small
 
 
-@pytest.mark.parametrize("unit", ["head", "keys-values"])
+@pytest.mark.parametrize("unit", ["head", "keys-values", "layer"])
 @pytest.mark.parametrize("ladder", LADDERS, ids="-".join)
 def test_every_allocator_on_every_ladder(ladder, unit):
     """From all BF16 to the last rung, one rung at a time, each step consistent with the policy it leads to."""
@@ -217,6 +219,35 @@ def test_every_allocator_on_every_ladder(ladder, unit):
             last[place] = move.after
 
 
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), share=st.floats(0, 1), budget=st.floats(0, 4))
+def test_layers_as_units_are_the_best_of_all_policies_of_whole_layers(data, share, budget):
+    """Against every policy of the heads' own table that gives all heads of a layer one precision."""
+    layers, heads = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    rows = st.lists(st.lists(score, min_size=heads, max_size=heads), min_size=layers, max_size=layers)
+    ladder = data.draw(st.sampled_from(LADDERS))
+    scores = {name: data.draw(rows) for name in ladder}
+    of_heads, table = (head_table(scores, 8, 3, unit, value_width=6) for unit in ("head", "layer"))
+    every = []
+    for choice in itertools.product(table.ladder, repeat=layers):
+        grid = PrecisionGrid.of_heads([[name] * heads for name in choice])
+        every.append((sum(policy_bytes(grid, (8, 6), 3)), of_heads.proxy(of_heads.choice(grid)), grid))
+    low, high = min(each[0] for each in every), max(each[0] for each in every)
+    limit = int(low + share * (high - low))
+    found = table.grid(exact(table, in_bytes(limit)).choice)
+    total, proxy, _ = next(each for each in every if each[2] == found)
+    assert total <= limit
+    assert proxy == pytest.approx(min(each[1] for each in every if each[0] <= limit), rel=1e-12, abs=1e-12)
+    found = table.grid(exact(table, nats(budget)).choice)
+    total = next(each[0] for each in every if each[2] == found)
+    assert total <= min(each[0] for each in every if each[1] <= budget - 1e-9 * budget)
+    # Greedy by layer on heads makes the same moves as greedy on layers.
+    first, second = (
+        ALLOCATORS[name](each, nats(budget), 0) for name, each in (("by-layer", of_heads), ("greedy", table))
+    )
+    assert of_heads.grid(first.choice) == table.grid(second.choice) and first.path == second.path
+
+
 def test_layers_move_whole():
     table = random_table(4, 3, ("int8", "int4"), "keys-values", seed=2)
     found = ALLOCATORS["by-layer"](table, nats(2e-3), 0)
@@ -234,7 +265,7 @@ def test_layers_move_whole():
 
 
 def test_under_bytes_the_last_layer_moves_head_by_head():
-    table = random_table(2, 4, ("int8",), head_dim=8, tokens=1)
+    table = random_table(2, 4, ("int8",), widths=(8, 8), tokens=1)
     # Three heads need to move of one layer and all four of the other: 32 - 20 bytes each.
     found = ALLOCATORS["by-layer"](table, in_bytes(8 * 32 - 6 * 12), 0)
     assert [move.head for move in found.path] == [None, 0, 1]
@@ -330,7 +361,7 @@ def test_a_budget_in_bits_is_one_in_bytes_with_everything_counted():
     assert 4.15 < bits <= 4.25 and (record["budget"], record["budget_in"]) == (4.25, "bits")
     # One cache's offsets and exact first tokens are among what was counted.
     grid = PrecisionGrid.of_record(record["precisions"])
-    size = policy_bytes(grid, 64, 512)
+    size = policy_bytes(grid, (64, 64), 512)
     assert size.once and sum(size) == record["bytes"]["total"]
     same, _ = allocated_policy("same", "exact", Budget(int(4.25 * elements / 8), "bytes"), table)
     assert same["precisions"] == record["precisions"]

@@ -175,7 +175,7 @@ def test_recipes_are_written_in_one_way():
     for text in (
         "exact:s:head:int8",
         "a=best:s:head:int8",
-        "a=exact:s:layer:int8",
+        "a=exact:s:model:int8",
         "a=exact:s:head",
         "A=exact:s:head:x",
     ):

@@ -15,7 +15,7 @@ from kvstages.policies.recipes import Recipe
 from kvstages.policies.refinement import read_moves, refined_policy
 from kvstages.scores.table import COLUMNS
 
-TABLE = random_table(2, 2, ("int8", "int4"), head_dim=8, tokens=4)
+TABLE = random_table(2, 2, ("int8", "int4"), widths=(8, 8), tokens=4)
 BASE = Recipe("exact", "exact", TABLE).policy(Budget(500, "bytes"))
 
 
@@ -67,6 +67,6 @@ def test_a_move_that_was_not_measured_is_named(tmp_path):
 
 
 def test_a_base_of_other_precisions_is_refused():
-    other = Recipe("low", "exact", random_table(2, 2, ("int2",), head_dim=8, tokens=4)).policy(Budget(400, "bytes"))
+    other = Recipe("low", "exact", random_table(2, 2, ("int2",), widths=(8, 8), tokens=4)).policy(Budget(400, "bytes"))
     with pytest.raises(ValueError, match="policy low: precisions other than those of the scores"):
         refined_policy("refined", other, np.zeros((4, 3)), TABLE)

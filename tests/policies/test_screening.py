@@ -63,16 +63,16 @@ def test_a_set_has_every_scheme_in_three_ways_and_three_recipes_a_budget(scores)
     for budget, bits in (("4.25bits", 4.25), ("3bits", 3.0)):
         for recipe in ("published", "exact-published", "recommended"):
             grid = PrecisionGrid.of_record(policies[f"{recipe}-{budget}"]["precisions"])
-            assert 8 * sum(policy_bytes(grid, 64, 64)) <= bits * 8 * 64 * 64
+            assert 8 * sum(policy_bytes(grid, (64, 64), 64)) <= bits * 8 * 64 * 64
     assert [each["scheme"] for each in record["recommended"]] == ["centred4", "centred4"]
 
 
 def test_bits_are_the_mean_over_the_steps():
     # One token exact of two: 16 and then (16 + 4.25) / 2 bits, over elements 1 and 2.
     grid = PrecisionGrid.uniform(1, 1, "int4-first1")
-    assert policy_bits(grid, 64, 2) == pytest.approx((16 + 2 * (16 + 4.25) / 2) / 3)
+    assert policy_bits(grid, (64, 64), 2) == pytest.approx((16 + 2 * (16 + 4.25) / 2) / 3)
     mixed = PrecisionGrid((("int4",),), (("bf16",),))
-    assert [policy_bits(mixed, 64, 8, sides) for sides in ("kv", "k", "v")] == [(4.25 + 16) / 2, 4.25, 16.0]
+    assert [policy_bits(mixed, (64, 64), 8, sides) for sides in ("kv", "k", "v")] == [(4.25 + 16) / 2, 4.25, 16.0]
 
 
 def test_what_a_policy_is_compared_with():

@@ -17,9 +17,11 @@ from conftest import REPOSITORY
 from published_study import write_study
 
 import kvstages
+from kvstages.cache.precision_grid import PrecisionGrid, Unit
 from kvstages.cli import main
 from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.read import read_json, read_tensors
+from kvstages.provenance.choices import differing, scores_of
 from kvstages.provenance.reproduction import compare
 from kvstages.provenance.tolerances import COMPLEMENTS, KINDS, PLACE, SCHEMAS, kinds, named
 
@@ -374,6 +376,17 @@ def test_only_the_moves_of_a_policy_may_differ(folders: tuple[Path, Path], key: 
     policies_of(folders, NEAR, "bytes", 1e-3)
     change(folders[1] / "policies" / "greedy-0.01" / "policy.json", **{key: value})
     assert run(folders).exit_code == 1 and "choice" not in run(folders).output
+
+
+def test_layers_that_differ_have_the_scores_of_their_heads(tmp_path: Path) -> None:
+    grids = [PrecisionGrid.of_heads([[first] * 2, ["int8"] * 2]).as_record() for first in ("int4", "bf16")]
+    pairs = dict(differing(*({"unit": "layer", "precisions": grid} for grid in grids)))
+    assert pairs == {Unit(0, 0, "layer"): ("int4", "bf16"), Unit(1, 0, "layer"): ("int8", "int8")}
+    text = "layer,head,part,precision,mean_kl\n0,0,kv,int4,0.5\n0,1,kv,int4,0.25\n"
+    write_text(tmp_path / "s.csv", text)
+    assert scores_of(tmp_path / "s.csv")[Unit(0, 0, "layer"), "int4"] == 0.75
+    write_text(tmp_path / "s.csv", text + "0,0,layer,int4,2.0\n")
+    assert scores_of(tmp_path / "s.csv")[Unit(0, 0, "layer"), "int4"] == 2.0
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])

@@ -55,7 +55,12 @@ def edit(path: Path, text: str) -> None:
     """Add a line to a file, and forget what was known of it."""
     with path.open("a") as file:
         file.write(text)
-    for known in (code.parsed, code.module_digest, code.imported_names):
+    forget()
+
+
+def forget() -> None:
+    """What another process knows of the code: what is kept on disk."""
+    for known in (code.module_path, code.read_module, code.kept, code.imported_names, code.imported_modules):
         known.cache_clear()
 
 
@@ -75,6 +80,23 @@ def test_edit_changes_exactly_the_stages_that_import_it(package: Path, edited: s
     before = {stage: stage_digest(stage, package=package) for stage in ("one", "two-words")}
     edit(package / edited, "1\n")
     assert {stage for stage, digest in before.items() if stage_digest(stage, package=package) != digest} == changed
+
+
+def test_what_was_read_before_is_kept_and_damage_of_it_changes_no_digest(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = stage_digest("one", package=package)
+    forget()
+    with monkeypatch.context() as patched:
+        patched.setattr(code, "substance", None)  # nothing is parsed again
+        assert stage_digest("one", package=package) == digest
+    code.kept_at(package).write_text("{")
+    forget()
+    assert stage_digest("one", package=package) == digest
+    forget()
+    code.kept_at(package).unlink()
+    code.kept_at(package).mkdir()  # cannot be written
+    assert stage_digest("one", package=package) == digest
 
 
 TEXT = """

@@ -41,7 +41,7 @@ def test_units_and_precisions_are_picked_from_the_table(tmp_path):
     table = read(tmp_path, rows(), "head", ["int8", "int3"])
     assert (table.layers, table.heads, table.unit, table.source) == (3, 2, "head", "s")
     assert (table.precisions, table.ladder) == (("int8", "int3"), ("bf16", "int8", "int3"))
-    assert (table.head_dim, table.tokens) == (8, 4)
+    assert (table.widths, table.tokens) == ((8, 8), 4)
     assert table.units[3] == Unit(1, 1, "kv")
     assert table.kl[:, 3] == pytest.approx([1.12, 1.122]) and table.error[:, 3].tolist() == [0.0, 2.0]
     assert table.costs[3] == pytest.approx([0, 1.12, 1.122]) and table.costs.shape == (6, 3)
@@ -51,6 +51,26 @@ def test_units_and_precisions_are_picked_from_the_table(tmp_path):
     assert tensors.precisions == ("int8", "int4", "int3") and len(tensors.units) == 12
     assert tensors.kl[1, 5] == pytest.approx(1.011) and tensors.units[5] == Unit(1, 0, "v")
     assert tensors.sizes[5].tolist() == [64, 40, 24, 20]
+
+
+def test_a_layers_score_is_the_sum_over_its_heads_unless_it_was_measured(tmp_path):
+    summed = read(tmp_path, rows(), "layer")
+    assert summed.units == [Unit(layer, 0, "layer") for layer in range(3)]
+    assert summed.kl[1] == pytest.approx([2 * layer + 0.1 + 2 * 0.021 for layer in range(3)])
+    assert summed.error[2].tolist() == [4.0, 4.0, 4.0]
+    # Two heads, keys and values of 4 tokens.
+    assert summed.sizes[1].tolist() == [256, 160, 96, 80]
+    assert summed.dense_bytes == read(tmp_path, rows(), "head").dense_bytes
+    whole = rows(parts=("layer",)).query("head == 0").assign(mean_kl=lambda t: 7.0 + t["layer"])
+    measured = read(tmp_path, pd.concat([rows(), whole]), "layer", ["int8"])
+    assert measured.kl.tolist() == [[7.0, 8.0, 9.0]]
+    assert read(tmp_path, pd.concat([rows(), whole]), "head").kl.shape == (3, 6)
+    with pytest.raises(ValueError, match=r"sensitivity of layer 1, int8: -1\.0; expected a finite KL"):
+        read(tmp_path, whole.assign(mean_kl=-1.0 * whole["layer"]), "layer")
+    grid = measured.grid(["int8", "bf16", "int8"])
+    assert grid == PrecisionGrid.of_heads([["int8"] * 2, ["bf16"] * 2, ["int8"] * 2])
+    assert measured.choice(grid) == ["int8", "bf16", "int8"]
+    assert measured.choice(PrecisionGrid.of_heads([["int8", "bf16"]] * 3)) is None
 
 
 def test_choices_as_a_grid_and_their_proxy():

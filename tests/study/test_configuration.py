@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import REPOSITORY
+from published import PUBLISHED
 
+from kvstages.files.read import read_json
 from kvstages.study.configuration import check_shared, check_study, load_studies, load_study, shown
 
 DRAWN = {"documents": 4, "blocks": 8, "seed": 0}
 COMPARISON = {"budgets": [0.01], "precisions": ["int4"], "random": 9, "draws": 99, "frontier": 3}
+DOMAINS = {
+    "texts": {"old": ["18*"], "new": ["19*"]},
+    "lengths": [64, 256],
+    **{name: {"documents": 4, "blocks": 4, "seed": 0} for name in ("calibration", "validation")},
+    "probes": 4,
+    "budgets": ["5bits"],
+}
 SHARED = {
     "studies": ["demo", "gpt2-nano"],
     "device": "auto",
@@ -49,12 +59,13 @@ adaptation:
   policies: [greedy-0.01, int4, int3]
   arms:
     noise:
-      {weights: bfloat16, noise: int4, steps: 50, learning_rate: 1e-6, beta: 1, seeds: [1, 2], control: control}
-    control: {weights: bfloat16, steps: 50, learning_rate: 1e-6, beta: 1, seeds: [1]}
+      {weights: bfloat16, order: sequential, noise: int4, steps: 50, learning_rate: 1e-6, beta: 1, seeds: [1, 2],
+       control: control}
+    control: {weights: bfloat16, order: sequential, steps: 50, learning_rate: 1e-6, beta: 1, seeds: [1]}
     straight:
-      {weights: float32, straight-through: int3, steps: [14, 50], learning_rate: 1e-5, beta: [1, 10], seeds: [1],
-       control: still}
-    still: {weights: float32, settings_of: straight, seeds: [1]}
+      {weights: float32, order: shuffled, straight-through: int3, steps: [14, 50], learning_rate: 1e-5, beta: [1, 10],
+       seeds: [1, 2], control: still}
+    still: {weights: float32, order: shuffled, settings_of: straight, seeds: [2, 1]}
 """
 GONE = object()
 
@@ -85,6 +96,20 @@ def test_a_right_study(study):
     check_study("demo", changed(study, "published", "gpt2-nano"))
     assert study["adaptation"]["arms"]["noise"]["learning_rate"] == 1e-6
     check_study("demo", changed(study, "adaptation.arms.noise.control", GONE))
+
+
+@pytest.mark.parametrize("name", ["gpt2-nano", "adaptation", "demo"])
+def test_the_published_arm_of_a_shipped_study_is_the_published_recipe(name):
+    adaptation = load_study(REPOSITORY / "config" / "studies" / f"{name}.yaml")["adaptation"]
+    recipe = read_json(PUBLISHED / "config.json")["experiment_config"]["noise_finetune"]
+    arm = adaptation["arms"]["published"]
+    assert (arm["weights"], arm["order"], arm["noise"]) == ("bfloat16", "sequential", f"int{recipe['noise_bits']}")
+    assert (arm["steps"], arm["learning_rate"], arm["beta"]) == (recipe["num_steps"], recipe["lr"], recipe["kl_beta"])
+    assert adaptation["batch"] == recipe["batch_size"]
+    if name == "demo":
+        assert set(arm["seeds"]) < set(recipe["seeds"])
+    else:
+        assert arm["seeds"][: len(recipe["seeds"])] == recipe["seeds"]
 
 
 @pytest.mark.parametrize("source", ["local", "bundled"])
@@ -161,7 +186,7 @@ def test_a_right_study_from_a_folder(study, source):
         ("compute_dtype", "bf16", "compute_dtype: the text 'bf16', expected one of float32, bfloat16, float64"),
         ("sensitivity", "gradient", "sensitivity: the text 'gradient', expected one of measured, gradients"),
         ("probes", 0, "probes: 0, expected at least 1 (backward passes of the scores from gradients)"),
-        ("unit", "layer", "unit: the text 'layer', expected one of head, keys-values"),
+        ("unit", "model", "unit: the text 'model', expected one of head, keys-values, layer"),
         ("precisions", ["int8", "int7"], "precisions[1]: precision 'int7': 'int7' has 7 bits; expected 8, 6, 5, 4"),
         ("precisions", ["int8", "int8"], "precisions[1]: int8 repeats precisions[0]"),
         ("precisions", ["int4", "int8"], "precisions: int4, int8; expected them from most bytes to fewest: int8, int4"),
@@ -171,6 +196,31 @@ def test_a_right_study_from_a_folder(study, source):
         ("generation", {"prompts": 0, "tokens": 3}, "generation.prompts: 0, expected at least 1 (prompts)"),
         ("generation", {"prompts": 10**6, "tokens": 3}, "generation.prompts: 1000000, expected at most "),
         ("generation", {"prompts": 1, "tokens": 10**6}, "generation.tokens: 1000000, expected at most "),
+        (
+            "generation",
+            {"prompts": 1, "tokens": 60, "prompt": 5},
+            "generation.prompt: 5, expected at most 4 (tokens of",
+        ),
+        ("domains", {}, "domains.texts: missing"),
+        ("domains", DOMAINS, "domains: drawn from documents, but artifacts.files.documents is missing"),
+        ("domains", DOMAINS | {"texts": {}}, "domains.texts: empty, expected texts by name"),
+        (
+            "domains",
+            DOMAINS | {"texts": {"Old": ["a"]}},
+            "domains.texts: the text 'Old', expected a name of lower-case",
+        ),
+        ("domains", DOMAINS | {"texts": {1800: ["a"]}}, "domains.texts: 1800, expected a name of lower-case"),
+        ("domains", DOMAINS | {"texts": {"a": "b"}}, "domains.texts.a: the text 'b', expected a list of names of doc"),
+        ("domains", DOMAINS | {"texts": {"a": ["b|c"]}}, "domains.texts.a[0]: the text 'b|c', expected a document's"),
+        ("domains", DOMAINS | {"lengths": [64, 1]}, "domains.lengths[1]: 1, expected at least 2 (tokens of a block)"),
+        ("domains", DOMAINS | {"lengths": [64, 24]}, "domains.lengths[1]: 24, expected a divisor of the longest, 64"),
+        ("domains", DOMAINS | {"budgets": [0.01]}, "domains.budgets[0]: 0.01, expected bits an element, such as 5bits"),
+        ("domains", DOMAINS | {"validation": DRAWN | {"block": 8}}, "domains.validation.block: unknown key; "),
+        (
+            "domains",
+            DOMAINS | {"calibration": DRAWN | {"blocks": 3}},
+            "window domains.calibration: 3 blocks of 4 documents, expected at least",
+        ),
         ("export", {"policy": "greedy-0.01"}, "export.engines: missing"),
         ("export", {"policy": "greedy-7", "engines": ["vllm"]}, "export.policy: greedy-7, expected an allocated one: "),
         ("export", {"policy": "int8", "engines": ["vllm"]}, "export.policy: int8, expected an allocated one: greedy"),
@@ -207,6 +257,11 @@ def test_a_right_study_from_a_folder(study, source):
         ("adaptation.arms", {}, "adaptation.arms: empty, expected arms by name"),
         ("adaptation.arms.original", {}, "adaptation.arms: the text 'original', expected an arm's name"),
         ("adaptation.arms.noise.weights", "fp8", "adaptation.arms.noise.weights: the text 'fp8', expected one of"),
+        ("adaptation.arms.noise.order", "random", "adaptation.arms.noise.order: the text 'random', expected one of s"),
+        ("adaptation.arms.noise.order", GONE, "adaptation.arms.noise.order: missing"),
+        ("adaptation.arms.noise.order", "shuffled", "adaptation.arms.noise.control: control has other weights, order"),
+        ("adaptation.arms.straight.seeds", [1], "adaptation.arms.straight.control: still has other seeds, expected th"),
+        ("adaptation.arms.still.order", "sequential", "adaptation.arms.still.seeds: 2 of them, but nothing is drawn"),
         ("adaptation.arms.noise.steps", 0, "adaptation.arms.noise.steps: 0, expected at least 1 (training steps)"),
         ("adaptation.arms.noise.steps", [], "adaptation.arms.noise.steps: empty, expected at least one of numbers of"),
         ("adaptation.arms.noise.learning_rate", 0, "adaptation.arms.noise.learning_rate: 0, expected a number above"),
@@ -226,8 +281,8 @@ def test_a_right_study_from_a_folder(study, source):
         ("adaptation.arms.noise.noise", GONE, "adaptation.arms.noise.seeds: 2 of them, but nothing is drawn without"),
         ("adaptation.arms.noise.control", "straight", "adaptation.arms.noise.control: straight, expected an arm with"),
         ("adaptation.arms.noise.control", "nobody", "adaptation.arms.noise.control: nobody, expected an arm with nei"),
-        ("adaptation.arms.noise.steps", 51, "adaptation.arms.noise.control: control has other weights or settings"),
-        ("adaptation.arms.control.weights", "float32", "adaptation.arms.noise.control: control has other weights or"),
+        ("adaptation.arms.noise.steps", 51, "adaptation.arms.noise.control: control has other weights, order or sett"),
+        ("adaptation.arms.control.weights", "float32", "adaptation.arms.noise.control: control has other weights, ord"),
         ("adaptation.arms.control.control", "still", "adaptation.arms.control.control: still, but an arm with neither"),
         ("adaptation.arms.still.settings_of", "nobody", "adaptation.arms.still.settings_of: nobody, expected an arm"),
         ("adaptation.arms.still.steps", 3, "adaptation.arms.still: settings_of beside settings of its own, expected"),
@@ -256,6 +311,7 @@ def test_windows_are_stretches_or_drawn_from_documents(study):
     pin = {"path": "documents.json", "sha256": 64 * "0"}
     drawn = changed(study, "artifacts.files.documents", pin)
     check_study("demo", changed(drawn, "windows.validation", DRAWN))
+    check_study("demo", changed(drawn, "domains", DOMAINS))
     check_study("demo", changed(study, "comparison", COMPARISON | {"budgets": ["250000B", 0.01]}))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, EXPORT, GENERATION, SCREENING, SHARED, STUDY
+from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, SCREENING, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
@@ -18,7 +18,7 @@ FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
 FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
 PLAIN = {**STUDY, "artifacts": {"source": "local", "location": "/models", "files": FILES}}
 COMPARED = {**PLAIN, "comparison": COMPARISON}
-FULL = {**COMPARED, "screening": SCREENING, "export": EXPORT, "generation": GENERATION}
+FULL = {**COMPARED, "screening": SCREENING, "export": EXPORT, "generation": GENERATION, "domains": DOMAINS}
 
 
 def study(settings: dict[str, Any] = PLAIN, **more: Any) -> Study:
@@ -107,7 +107,7 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
     windows = {"validation": {"documents": 4, "blocks": 8, "seed": 1}, "calibration": [0, 16]}
     drawn = study(artifacts={"source": "local", "location": "/models", "files": pinned}, windows=windows)
     assert drawn.window_arguments == [
-        *("--window", "validation=documents:4,blocks:8,seed:1", "--window", "calibration=0:16"),
+        *("--block", 8, "--window", "validation=documents:4,blocks:8,seed:1", "--window", "calibration=0:16"),
         *("--documents", "resources/small/documents/documents.json"),
     ]
     assert drawn.document_files[0] in drawn.input_files and study().document_files == []
@@ -117,8 +117,8 @@ def test_windows_are_drawn_from_the_documents_that_are_pinned() -> None:
 def test_a_study_has_the_figures_and_tables_whose_inputs_it_has() -> None:
     assert study(FULL).figure_names == list(FIGURES) and study(FULL).table_names == list(TABLES)
     compared = {"equal-bytes", "frontier", "frontier-reduction", "proxy-joint", "gradients", "generation"}
-    assert set(study().figure_names) == set(FIGURES) - compared - {"screening"}
-    others = {"prediction", "engines", "screening", "second-order"}
+    assert set(study().figure_names) == set(FIGURES) - compared - {"screening", "domains"}
+    others = {"prediction", "engines", "screening", "second-order", "domains"}
     assert set(study().table_names) == set(TABLES) - compared - others
     assert "greedy-path" not in study(allocators=["exact"]).figure_names
     gradients = study(sensitivity="gradients")
@@ -156,8 +156,22 @@ def test_every_figure_and_table_is_made_of_files_of_the_study_and_its_command_ta
         assert (found.get("published") == "gpt2-nano") == entry.published
 
 
+def test_only_the_measuring_of_finished_models_reads_the_validation_window_and_once_a_model() -> None:
+    """Whatever chooses settings or trains is told of other windows, and has no files of that one."""
+    own = study()
+    choosing = [*own.grid_commands(own.grid_runs), *own.adapt_commands(own.adapted_runs)]
+    read = [*own.grid_inputs(own.grid_runs), *own.adapt_inputs(own.adapted_runs)]
+    assert choosing and not [word for word in [*itertools.chain(*choosing), *read] if "validation" in str(word)]
+    measuring = own.adapted_evaluation_commands(own.adapted_evaluation_runs)
+    assert all(line[line.index("--window") + 1] == "validation" for line in measuring)
+    models = [line[line.index("--model") + 1] for line in measuring]
+    assert len(models) == len(set(models)) == 1 + len(own.adapted_models)
+
+
 def test_an_arm_without_noise_trains_without() -> None:
-    assert study().training_arguments("control", "1337")[:4] == ["--arm", "control", "--seed", "1337"]
+    assert study().training_arguments("control", "1337")[:6] == [
+        *("--arm", "control", "--order", "sequential", "--seed", "1337"),
+    ]
     assert study().training_arguments("noise", "1337")[2:6] == ["--control", "control", "--noise", "int4"]
 
 
@@ -199,13 +213,16 @@ def test_a_study_calibrates_for_its_own_precisions_where_one_needs_it(name: str,
     expected = ["results/small/calibration.safetensors"] if needed else []
     assert own.calibration_files == expected and set(expected) <= set(own.output_files)
     assert own.calibrates == needed
-    swept = [*own.sweep_commands(own.layer_runs, "float32"), *own.move_commands(own.layer_runs, "0.0003")]
+    swept = [*own.sweep_commands(own.layer_runs, "float32"), *own.move_commands(own.move_runs)]
     trained = [*own.adapt_commands(own.adapted_runs), *own.grid_commands(own.grid_runs)]
-    measured = own.adapted_evaluation_commands(own.adapted_evaluation_runs)
+    measured = [
+        *own.adapted_evaluation_commands(own.adapted_evaluation_runs),
+        *own.uniform_commands(own.uniform_runs),
+        *own.joint_commands(own.joint_runs),
+    ]
     here = ["--model", "m", "--windows", "w", "--window", "validation", "--output", "o"]
     shells = [
         ["evaluate", *here, "--policy", "p", "--reference", "r", "--positions", "q", *own.measuring_arguments()],
-        ["evaluate-set", *here, "--policies", "p", "--reference", "r", *own.measuring_arguments("bfloat16")],
         ["gradients", *here[:4], *own.gradient_arguments, "--output-table", "t", "--projections", "p"],
         ["generate", *here, *own.generation_arguments],
     ]
@@ -215,6 +232,8 @@ def test_a_study_calibrates_for_its_own_precisions_where_one_needs_it(name: str,
         own.adapt_inputs(own.adapted_runs),
         own.grid_inputs(own.grid_runs),
         own.adapted_evaluation_inputs(own.adapted_evaluation_runs),
+        own.uniform_inputs(own.uniform_runs),
+        own.joint_inputs(own.joint_runs),
     ):
         assert (inputs.count("results/small/calibration.safetensors") == 1) == needed
     assert "--calibration" not in own.execution_arguments()  # of stages that quantize nothing
@@ -229,6 +248,39 @@ def test_recipes_and_adapted_policies_ask_for_the_calibration_too_and_a_sample_g
     for command in own.sample_commands(own.sample_runs):
         assert taken(*command)["calibration"] == "results/small/calibration.safetensors"
     assert len(set(own.all_files)) == len(own.all_files)
+
+
+def test_every_reference_and_set_of_policies_is_made_and_measured_once() -> None:
+    """By the commands of all runs, which read files of the study or what others of them make."""
+    own = study(FULL)
+    made = {
+        "reference": own.reference_commands(own.reference_runs),
+        "allocate": own.base_commands(own.base_runs),
+        "policy-set": own.set_commands(own.set_runs),
+        "evaluate": own.uniform_commands(own.uniform_runs),
+        "evaluate-set": own.joint_commands(own.joint_runs),
+    }
+    outputs = [words["output"] for stage, commands in made.items() for words in (taken(*each) for each in commands)]
+    assert len(set(outputs)) == len(outputs) and set(outputs) <= set(own.output_files)
+    places = ("comparison/0.0003", "comparison/0.0003/bfloat16", "frontier", "frontier/bfloat16")
+    assert own.joint_runs == [(name,) for name in (*places, "gradients", "screening", "export")]
+    assert set(own.joint_inputs(own.joint_runs)) | set(own.uniform_inputs(own.uniform_runs)) <= set(own.all_files)
+    for (name,), words in zip(own.joint_runs, made["evaluate-set"], strict=True):
+        found = taken(*words)
+        other = "bfloat16/" if name.endswith("bfloat16") else ""
+        window = "calibration" if name == "gradients" else "validation"
+        assert found["reference"] == f"results/small/reference/{other}{window}.safetensors"
+        assert found["compute_dtype"] == ("bfloat16" if other else "float32")
+        assert (found.get("truth") is not None) == (name in places)
+        assert bool(found.get("without")) == bool(other)
+
+
+def test_one_set_alone_asks_for_its_own_files_only() -> None:
+    own = study(FULL)
+    policies = [f"results/small/comparison/0.0003/{name}.json" for name in ("policy-set", "refined")]
+    references = [f"results/small/reference/{name}.safetensors" for name in ("validation", "exact-cache/validation")]
+    found = own.joint_inputs([("comparison/0.0003",)])
+    assert sorted(found) == sorted([own.model, own.windows, *policies, *references])
 
 
 def test_options_of() -> None:
@@ -258,6 +310,39 @@ def test_engines_are_asked_for_in_one_order_and_each_has_its_file() -> None:
     assert other.all_files == first.all_files and other.export_commands == first.export_commands
     assert {name: ("policy.json", "export.json", engine.file) for name, engine in ENGINES.items()} == EXPORT_FILES
     assert study(COMPARED).engines == [] and study(COMPARED).export_output_files == []
+
+
+def test_engines_formats_are_scored_with_the_schemes_of_a_screening() -> None:
+    both, alone = study(FULL), study({**COMPARED, "export": EXPORT})
+    assert both.engine_score_files == ["results/small/screening/gradients.csv"]
+    assert alone.engine_score_files == ["results/small/export/scores.csv"] and study().engine_score_files == []
+    assert [set(each.engine_score_files) <= set(each.output_files) for each in (both, alone)] == [True, True]
+    assert "results/small/export/scores.csv" not in both.all_files
+    assert both.screens_for_engines and not both.screens_alone and not alone.screens_for_engines
+    words = ["score-engines", *both.engine_arguments, *both.screened_precision_arguments]
+    assert set(taken(*words)["precisions"]) == set(both.screened_precision_arguments[1::2])
+
+
+def test_the_order_of_domains_lengths_and_budgets_changes_nothing_and_all_are_crossed() -> None:
+    first = study(FULL, domains={**DOMAINS, "budgets": ["9bits", "12bits"]})
+    texts = dict(reversed(DOMAINS["texts"].items()))
+    other = study(FULL, domains={**DOMAINS, "texts": texts, "lengths": [8, 4], "budgets": ["12bits", "9bits"]})
+    for question in ("all_files", "domain_window_arguments", "domain_set_files"):
+        assert getattr(other, question) == getattr(first, question)
+    assert first.domain_runs == [("early", "4"), ("early", "8"), ("late", "4"), ("late", "8")]
+    recipes = [word for word in first.domain_set_arguments("9bits") if "=" in word]
+    assert recipes[0] == "early-4-9bits=exact:early-4:head:int8,int4" and len(recipes) == 4
+    windows = taken("windows", *first.domain_window_arguments)["windows"]
+    assert windows[0] == "validation-early=documents:2,blocks:4,seed:0,of:text-0|text-16|text-32|text-48"
+    for command in first.domain_score_commands(first.domain_runs):
+        assert taken(*command)["window"] == f"calibration-{taken(*command)['source']}"
+    for (domain, length), command in zip(
+        first.domain_runs, first.domain_evaluation_commands(first.domain_runs), strict=True
+    ):
+        found = taken(*command)
+        assert found["window"] == f"validation-{domain}-{length}" and "reference" not in found
+        assert list(found["policies"]) == first.domain_set_files
+    assert study(COMPARED).domain_output_files == [] and study(COMPARED).domain_runs == []
 
 
 # --- A study of a Hugging Face model ---
@@ -295,7 +380,7 @@ def test_what_needs_every_score_or_an_adaptation_is_left_out_where_scores_come_f
     assert own.sweep_dtypes == own.adapted_models == own.adapted_policies == own.move_runs == own.prediction_files == []
     assert own.sources == ["gradients"] and own.score_files == ["results/small/scores/gradients.csv"]
     assert own.checked_score_files == own.sample_score_files == ["results/small/scores/sample.csv"]
-    optional = {"adaptation", "screening", "generation"}
+    optional = {"adaptation", "screening", "generation", "domains"}
     assert set(FIGURES) - set(own.figure_names) == optional | {"adaptation-curves", "floor"}
     left_out = optional | {"adaptation-settings", "prediction", "engines", "second-order"}
     assert set(TABLES) - set(own.table_names) == left_out
@@ -316,6 +401,17 @@ def test_a_larger_sample_holds_a_smaller_one() -> None:
     swept = [(int(command[6]), head) for command in commands for head in taken(*command)["heads"]]
     assert swept == [(layer, str(head)) for layer, head in own.sampled_units]
     assert len(commands) == len({layer for layer, _ in own.sampled_units}) < 9
+
+
+def test_a_layer_is_measured_as_a_whole_and_sampled_by_its_heads() -> None:
+    own = study({key: value for key, value in STUDY.items() if key != "comparison"}, unit="layer")
+    (command, *others) = own.sweep_commands(own.layer_runs, "float32")
+    assert len(others) == own.number_of_layers - 1 and taken(*command)["parts"] == ["layer"]
+    assert own.allocation_arguments("greedy-0.01")[-4:-2] == ["--unit", "layer"]
+    compared = study(COMPARED, unit="layer").sweep_commands([("00",)], "float32")[0]
+    assert taken(*compared)["parts"] == ["kv", "k", "v", "layer"]
+    sampled = study(HUGGINGFACE, unit="layer", sample=2)
+    assert all(taken(*command)["parts"] == ["kv"] for command in sampled.sample_commands(sampled.sample_runs))
 
 
 def test_recipes_of_a_study_are_measured_beside_the_others_and_their_precisions_scored() -> None:

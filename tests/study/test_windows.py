@@ -21,10 +21,13 @@ from kvstages.models.config import GPTConfig
 from kvstages.study.documents import Document, draw_blocks, read_documents
 from kvstages.study.shards import WIDE, write_shard
 from kvstages.study.windows import (
+    Blocks,
     Draw,
     Stretch,
+    check_lengths,
     check_tokens,
     check_windows,
+    cut_shorter,
     cut_windows,
     load_window,
     parse_windows,
@@ -50,10 +53,11 @@ def model(tmp_path):
     return path
 
 
-def run(shard, model, output, *windows, block=8, documents=None):
+def run(shard, model, output, *windows, block=8, documents=None, lengths=()):
     arguments = ["windows", "--shard", shard, "--model", model, "--block", block, "--output", output]
     arguments += ["--places", output.with_suffix(".csv")]
     arguments += [part for window in windows for part in ("--window", window)]
+    arguments += [part for length in lengths for part in ("--cut", length)]
     arguments += [] if documents is None else ["--documents", documents]
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
@@ -326,3 +330,85 @@ def test_special_tokens_need_drawn_windows_and_room(tmp_path):
         cut_windows(shard, {"a": Draw(1, 1, 0)}, 8, CONFIG.shape, prefix=[1] * 7)
     with pytest.raises(ValueError, match="not all below the model's vocabulary"):
         cut_windows(shard, {"a": Draw(1, 1, 0)}, 8, CONFIG.shape, prefix=[10**6])
+
+
+# --- Windows of domains ---
+
+
+@pytest.fixture
+def domains(tmp_path):
+    """Eight texts of 20 tokens, each token its own position; those of two periods and one of none."""
+    shard, documents = tmp_path / "shard.bin", tmp_path / "documents.json"
+    write_shard(shard, np.arange(160) % 50)
+    names = ["1800-a", "1810-b", "1820-c", "1900-a", "1910-b", "1920-c", "[odd]", "2000"]
+    entries = [{"document": name, "start": 20 * index, "end": 20 * index + 20} for index, name in enumerate(names)]
+    documents.write_text(json.dumps(entries))
+    return shard, documents
+
+
+def test_windows_are_drawn_from_the_documents_that_are_named_and_no_other(domains):
+    shard, documents = domains
+    wanted = ["old=documents:2,blocks:2,seed:0,of:18*", "new=documents:3,blocks:3,seed:0,of:190?-?|1910-b|1920-c"]
+    windows = parse_windows([*wanted, "odd=documents:1,blocks:1,seed:3,block:4,of:[odd]"])
+    assert [f"{name}={window}" for name, window in windows.items()][:2] == wanted
+    cut = cut_windows(shard, windows, 8, CONFIG.shape, documents)
+    assert {name[:2] for name in cut["old"].documents} == {"18"}
+    assert sorted(cut["new"].documents) == ["1900-a", "1910-b", "1920-c"] and cut["odd"].documents == ["[odd]"]
+
+
+@given(prefix=st.integers(0, 2), pieces=st.integers(1, 4), short=st.integers(4, 9), blocks=st.integers(1, 3))
+def test_shorter_blocks_are_the_same_tokens_in_order_with_special_tokens_before_each(prefix, pieces, short, blocks):
+    begin = list(range(100, 100 + prefix))
+    own = pieces * short - prefix
+    starts = [1000 * block for block in range(blocks)]
+    tokens = np.array([[*begin, *range(start, start + own)] for start in starts])
+    cut = cut_shorter({"a": Blocks(tokens, starts, [f"text-{start}" for start in starts])}, [short], begin)
+    ((name, found),) = cut.items()
+    assert name == f"a-{short}" and found.tokens.shape == (pieces * blocks, short)
+    assert (found.tokens[:, :prefix] == begin).all()
+    own = found.tokens[:, prefix:]
+    assert own[:, 0].tolist() == found.starts and (np.diff(own, axis=1) == 1).all()
+    assert len(set(own.flat)) == own.size and set(own.flat) <= set(tokens[:, prefix:].flat)
+    assert found.documents == [f"text-{start // 1000 * 1000}" for start in found.starts]
+
+
+def test_the_stage_cuts_the_same_tokens_into_blocks_of_each_length(domains, model, tmp_path):
+    shard, documents = domains
+    output = tmp_path / "w.safetensors"
+    window = "validation-old=documents:3,blocks:3,seed:0,of:18*"
+    result = run(shard, model, output, window, block=16, documents=documents, lengths=[4, 16])
+    assert (result.exit_code, result.output) == (0, "")
+    tensors, _ = read_tensors(output)
+    assert {name: tuple(own.shape) for name, own in tensors.items()} == {
+        "validation-old-4": (12, 4),
+        "validation-old-16": (3, 16),
+    }
+    assert torch.equal(tensors["validation-old-4"].flatten(), tensors["validation-old-16"].flatten())
+    assert len(set(window_documents(output, "validation-old-4"))) == 3
+    assert len(output.with_suffix(".csv").read_text().splitlines()) == 1 + 12 + 3
+
+
+@pytest.mark.parametrize(
+    ("window", "lengths", "block", "said"),
+    [
+        (
+            "documents:1,blocks:1,seed:0,of:17*",
+            [8],
+            8,
+            "window a: no document is called 17*; there are 8, the first is",
+        ),
+        ("documents:4,blocks:4,seed:0,of:18*", [8], 8, "window a: 3 of 3 documents left are long enough for 1 blocks"),
+        ("documents:1,blocks:3,seed:0,of:18*", [8], 8, "window a: 0 of 3 documents left are long enough for 3 blocks"),
+        ("documents:1,blocks:1,seed:0", [8, 32], 32, "domains.lengths: 32, expected at most the model's context of 16"),
+    ],
+)
+def test_unknown_texts_short_texts_and_long_blocks_are_one_line(domains, model, tmp_path, window, lengths, block, said):
+    shard, documents = domains
+    result = run(shard, model, tmp_path / "w", f"a={window}", block=block, documents=documents, lengths=lengths)
+    assert result.exit_code == 1 and result.output.count("\n") == 1 and said in result.output
+    assert not (tmp_path / "w").exists() and not (tmp_path / "w.csv").exists()
+
+
+def test_a_length_without_room_beside_special_tokens_names_the_key():
+    with pytest.raises(ValueError, match=r"domains\.lengths: 4, expected 2 beside 3 special tokens"):
+        check_lengths([8, 4], CONFIG.shape, [1, 2, 3])

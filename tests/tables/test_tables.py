@@ -297,3 +297,37 @@ def test_how_numbers_are_written():
     assert [percent(0.97852), count(1572864.0), count(44 / 3), decimal(2)(-0.984)] == [
         "97.85 %", "1,572,864", "14.7", "−0.98",
     ]  # fmt: skip
+
+
+def test_domains(study, tmp_path):
+    table, page = make("domains", study, tmp_path / "domains.html")
+    assert table["budget"].unique().tolist() == ["5bits", "10bits"] and len(table) == 2 * 4 * 4
+    rows = table.set_index(["budget", "calibrated_domain", "calibrated_length", "domain", "length"])
+    joint = pd.read_csv(study / "domains" / "letters" / "64" / "joint.csv").groupby("policy")["mean_kl"].mean()
+    other = rows.loc["5bits", "speeches", 256, "letters", 64]
+    assert other["mean_kl"] == pytest.approx(joint["speeches-256-5bits"])
+    assert other["ratio"] == pytest.approx(joint["speeches-256-5bits"] / joint["letters-64-5bits"])
+    assert other["bits"] == 5 and (other["blocks"], other["documents"]) == (8, 4)
+    assert other["mean_kl_documents_low"] < other["mean_kl"] < other["mean_kl_documents_high"]
+    # All blocks have the same made-up ratio, so resampling cannot move it.
+    assert other[["ratio_low", "ratio_documents_high"]].tolist() == pytest.approx([1.4, 1.4])
+    own = rows.loc["5bits", "letters", 64, "letters", 64]
+    assert own["ratio"] == 1 and np.isnan(own["ratio_low"])
+    assert page.count("<caption>") == 4 and page.index("policies of 5bits") < page.index("policies of 10bits")
+    for words in ("<th>on speeches, blocks of 256</th>", "No interval covers other calibration blocks", NOT_FASTER):
+        assert words in page
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"window": "validation"}, "joint.csv: 'validation', expected DOMAIN-LENGTH, such as letters-64"),
+        ({"sensitivity": "gradients"}, "joint.csv: 'gradients', expected DOMAIN-LENGTH, such as letters-64"),
+        ({"window": "validation-poems-64"}, "no policy of 5bits that was calibrated on poems, blocks of 64"),
+    ],
+)
+def test_what_was_not_measured_on_a_domain_is_no_part_of_its_table(study, tmp_path, changed, said):
+    table = pd.read_csv(study / "domains" / "letters" / "64" / "joint.csv")
+    write_gappy(tmp_path / "joint.csv", table[table["policy"] == "letters-64-5bits"].assign(**changed))
+    assert said in failure("domains", tmp_path / "joint.csv", "--output", tmp_path / "d.html")
+    assert not (tmp_path / "d.html").exists()

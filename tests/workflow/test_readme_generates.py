@@ -40,7 +40,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     names = ["bf16", "int8", "int4"]
     grid = PrecisionGrid.of_heads([["int4", "int8"], ["bf16", "int4"], ["int8", "int8"]])
     record = policy_record(
-        "greedy-0.01", "greedy", None, grid, 0.01, 0, 12, 64, unit="head", ladder=names, sensitivity="made-up"
+        "greedy-0.01", "greedy", None, grid, 0.01, 0, (12, 12), 64, unit="head", ladder=names, sensitivity="made-up"
     )
     write_json(policy, identified(record, read_identity(model), names))
     return code

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
+from conftest import DOMAINS
 from gappy import write_gappy
 from made_up import sensitivity_table
 from published_study import PUBLISHED, SENSITIVITY, figure_arguments, table_arguments, write_study
@@ -33,9 +34,10 @@ SCHEMAS = {
 }
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
 TABLES = [name.removeprefix("table-") for name in SCHEMAS if name.startswith("table-")]
-# Which arms there are, and whether they have a control, is up to a study.
+# Which arms and domains there are, and whether arms have a control, is up to a study.
 OPTIONAL = re.compile(
-    r"published|comparison|comparison\.recipes|screening|export|generation|sample|text\.parts|windows\.calibration\.block"
+    r"published|comparison|comparison\.recipes|screening|export|generation|generation\.prompt|sample|text\.parts"
+    r"|windows\.calibration\.block|domains|domains\.texts\.[^.]+"
     r"|adaptation\.arms\.[^.]+(\.(control|noise|straight-through))?"
 )
 
@@ -91,6 +93,10 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
         "positions of texts": {"windows": {"calibration": [0, 512], "validation": [512, 1024]}},
         "a window more": {"windows": {**huggingface["windows"], "reserved": {"documents": 1, "blocks": 1, "seed": 0}}},
         "a hub without revision": {"model": {**huggingface["model"], "source": "hub"}},
+        "a text of two names": {"domains": {**DOMAINS, "texts": {"a": ["18*|19*"]}}},
+        "a text with a mark-up": {"domains": {**DOMAINS, "texts": {"a": ["1*<"]}}},
+        "a domain in capitals": {"domains": {**DOMAINS, "texts": {"A": ["1*"]}}},
+        "domains at nats": {"domains": {**DOMAINS, "texts": {"a": ["18*"]}, "budgets": [0.01]}},
         "a version of a folder": {"text": {**huggingface["text"], "source": "local"}},
     }.items():
         yield name, {**huggingface, **changed}
@@ -154,8 +160,11 @@ def check_table(path: Path, schema: dict[str, Any]) -> list[str]:
     measured = [name for name in table if name not in published]
     assert measured == [name for name in schema["properties"] if name in measured or name in schema["required"]]
     assert {name.removeprefix("published_") for name in published} <= set(schema["required"])
+    # One validator for all rows: `validate` would make one, and check the schema itself, for each.
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
     for row in json.loads(table.to_json(orient="records")):
-        jsonschema.validate(row, schema)
+        validator.validate(row)
     return published
 
 

@@ -1,11 +1,10 @@
 """A policy in the words of engines, and what their restrictions cost: for studies with the key `export`.
 
 Needs: results/{study}/policies/{policy}/policy.json, the scores that it was made from, resources/{study}/model.safetensors,
-results/{study}/windows.safetensors, results/{study}/calibration.safetensors,
-results/{study}/reference/validation.safetensors.
+results/{study}/windows.safetensors, results/{study}/calibration.safetensors.
 Makes: results/{study}/export/{engine}/{policy}/ (policy.json, export.json and the engine's own file);
-results/{study}/export/scores.csv and projections.safetensors of the engines' formats;
-results/{study}/export/policy-set.json and joint.csv.
+results/{study}/export/scores.csv and projections.safetensors of the engines' formats, unless a screening scores them;
+results/{study}/export/policy-set.json, which measurement.smk measures.
 """
 
 for study in STUDIES.values():
@@ -73,7 +72,7 @@ rule make_engine_set:
     input:
         policy=STUDIES.ask("exported_policy_files"),
         sensitivity=STUDIES.ask("own_score_files"),
-        scores="results/{study}/export/scores.csv",
+        scores=STUDIES.ask("engine_score_files"),
         model=STUDIES.ask("model"),
     output:
         "results/{study}/export/policy-set.json",
@@ -90,31 +89,3 @@ rule make_engine_set:
     shell:
         "kvstages --code {params.code} engine-set --policy {input.policy} --sensitivity {input.sensitivity}"
         " --engine-scores {input.scores} {params.engines} --model {input.model} --output {output} 2> {log}"
-
-
-rule evaluate_engine_set:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-        reference="results/{study}/reference/validation.safetensors",
-        calibration="results/{study}/calibration.safetensors",
-        policies="results/{study}/export/policy-set.json",
-    output:
-        "results/{study}/export/joint.csv",
-    log:
-        "logs/evaluate_engine_set/{study}.log",
-    benchmark:
-        "benchmarks/evaluate_engine_set/{study}.tsv"
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        execution=STUDIES.ask("execution_arguments"),
-        code=code("evaluate-set"),
-        packages=packages("evaluate-set"),
-    message:
-        "{wildcards.study}: measure the policies in the words of engines"
-    shell:
-        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
-        " --policies {input.policies} --reference {input.reference} --calibration {input.calibration}"
-        " {params.execution} --output {output} 2> {log}"

@@ -129,15 +129,14 @@ rule cut_windows:
     benchmark:
         "benchmarks/cut_windows/{study}.tsv"
     params:
-        block=STUDIES.ask("block"),
         windows=STUDIES.ask("window_arguments"),
         code=stage_digest("windows"),
         packages=stage_packages("windows"),
     message:
         "{wildcards.study}: cut the token windows"
     shell:
-        "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} --block {params.block}"
-        " {params.windows:q} --output {output.windows} --places {output.places} 2> {log}"
+        "kvstages --code {params.code} windows --shard {input.shard:q} --model {input.model} {params.windows:q}"
+        " --output {output.windows} --places {output.places} 2> {log}"
 
 
 rule make_bundled_model:

@@ -1,36 +1,44 @@
 """What a policy does to the whole model: reference logits, then every policy measured jointly against them.
 
-Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json.
+An allocated policy is measured in a job of its own, so that a budget can be tried again alone. The uniform ones, and the
+sets of policies of comparison, screening and export, are measured by one job each kind.
+
+Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json,
+results/{study}/comparison/{budget}/policy-set.json and refined.json, and the sets of frontier, screening and export.
 Makes: results/{study}/reference/{window}.safetensors, results/{study}/policies/{policy}/evaluation.json and positions.csv;
 with keys and values stored exactly, in FP32, results/{study}/reference/exact-cache/{window}.safetensors;
 in another arithmetic than the study's results/{study}/reference/{dtype}/{window}.safetensors and
-results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv;
+results/{study}/policies/{policy}/{dtype}/evaluation.json and positions.csv; the joint.csv of each set of policies, in
+another arithmetic in a folder {dtype} beside it; results/{study}/gradients/joint.csv on the calibration window;
 for studies with the key `generation` results/{study}/generation/continuations.csv.
 """
 
+for job in STUDIES.jobs("compute_references", "reference_runs", "reference"):
 
-rule compute_reference:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-    output:
-        "results/{study}/reference/{window}.safetensors",
-    log:
-        "logs/compute_reference/{study}/{window}.log",
-    benchmark:
-        "benchmarks/compute_reference/{study}/{window}.tsv"
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        execution=STUDIES.ask("execution_arguments"),
-        code=code("reference"),
-        packages=packages("reference"),
-    message:
-        "{wildcards.study}: reference logits of the {wildcards.window} window"
-    shell:
-        "kvstages --code {params.code} reference --model {input.model} --windows {input.windows} --window {wildcards.window}"
-        " {params.execution} --output {output} 2> {log}"
+    rule:
+        name:
+            job.name
+        input:
+            model=STUDIES.ask("model"),
+            windows="results/{study}/windows.safetensors",
+        output:
+            update([f"results/{{study}}/reference/{name}.safetensors" for (name,) in job.runs]),
+        log:
+            f"logs/compute_references/{{study}}{job.place}.log",
+        benchmark:
+            f"benchmarks/compute_references/{{study}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("reference_commands", job.runs)),
+            packages=packages("reference"),
+        message:
+            "{wildcards.study}: reference logits"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule evaluate_policy:
@@ -47,6 +55,8 @@ rule evaluate_policy:
         "logs/evaluate_policy/{study}/{policy}.log",
     benchmark:
         "benchmarks/evaluate_policy/{study}/{policy}.tsv"
+    wildcard_constraints:
+        policy=names.ALLOCATED,
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -62,56 +72,58 @@ rule evaluate_policy:
         " --output {output.evaluation} --positions {output.positions} 2> {log}"
 
 
-use rule compute_reference as compute_reference_in with:
-    output:
-        "results/{study}/reference/{dtype}/{window}.safetensors",
-    log:
-        "logs/compute_reference_in/{study}/{dtype}/{window}.log",
-    benchmark:
-        "benchmarks/compute_reference_in/{study}/{dtype}/{window}.tsv"
-    params:
-        execution=STUDIES.ask("execution_arguments", wildcards="dtype"),
-        code=code("reference"),
-        packages=packages("reference"),
-    message:
-        "{wildcards.study}: reference logits of the {wildcards.window} window in {wildcards.dtype}"
+for job in STUDIES.jobs("evaluate_uniform", "uniform_runs", "uniform"):
+
+    rule:
+        name:
+            job.name
+        input:
+            STUDIES.ask("uniform_inputs", job.runs),
+        output:
+            update([f"results/{{study}}/policies/{name}/{file}" for (name,) in job.runs for file in EVALUATION_FILES]),
+        log:
+            f"logs/evaluate_uniform/{{study}}{job.place}.log",
+        benchmark:
+            f"benchmarks/evaluate_uniform/{{study}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("uniform_commands", job.runs)),
+            packages=packages("evaluate"),
+        message:
+            "{wildcards.study}: evaluate the uniform policies on the validation window"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
-use rule compute_reference as compute_exact_reference with:
-    output:
-        "results/{study}/reference/exact-cache/{window}.safetensors",
-    log:
-        "logs/compute_exact_reference/{study}/{window}.log",
-    benchmark:
-        "benchmarks/compute_exact_reference/{study}/{window}.tsv"
-    params:
-        execution=STUDIES.ask("exact_cache_arguments"),
-        code=code("reference"),
-        packages=packages("reference"),
-    message:
-        "{wildcards.study}: logits of the {wildcards.window} window in FP32 with keys and values stored exactly"
+for job in STUDIES.jobs("evaluate_policy_sets", "joint_runs", "measured"):
 
-
-use rule evaluate_policy as evaluate_policy_in with:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-        policy="results/{study}/policies/{policy}/policy.json",
-        reference="results/{study}/reference/{dtype}/validation.safetensors",
-        calibration=STUDIES.ask("calibration_files"),
-    output:
-        evaluation="results/{study}/policies/{policy}/{dtype}/evaluation.json",
-        positions="results/{study}/policies/{policy}/{dtype}/positions.csv",
-    log:
-        "logs/evaluate_policy_in/{study}/{policy}/{dtype}.log",
-    benchmark:
-        "benchmarks/evaluate_policy_in/{study}/{policy}/{dtype}.tsv"
-    params:
-        execution=STUDIES.ask("measuring_arguments", wildcards="dtype"),
-        code=code("evaluate"),
-        packages=packages("evaluate"),
-    message:
-        "{wildcards.study}: evaluate {wildcards.policy} on the validation window in {wildcards.dtype}"
+    rule:
+        name:
+            job.name
+        input:
+            STUDIES.ask("joint_inputs", job.runs),
+        output:
+            update([f"results/{{study}}/{name}/joint.csv" for (name,) in job.runs]),
+        log:
+            f"logs/evaluate_policy_sets/{{study}}{job.place}.log",
+        benchmark:
+            f"benchmarks/evaluate_policy_sets/{{study}}{job.place}.tsv"
+        wildcard_constraints:
+            study=job.studies,
+        threads: config["threads"]
+        resources:
+            gpu=GPUS,
+        params:
+            stages=several(STUDIES.ask("joint_commands", job.runs)),
+            packages=packages("evaluate-set"),
+        message:
+            "{wildcards.study}: measure sets of policies jointly"
+        shell:
+            "kvstages several {params.stages:q} 2> {log}"
 
 
 rule generate_text:

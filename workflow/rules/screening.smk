@@ -1,9 +1,8 @@
 """Quantizer schemes beside each other: scores of all from one set of gradients, the best at each budget, all measured.
 
-Needs: the model, results/{study}/windows.safetensors, results/{study}/calibration.safetensors,
-results/{study}/reference/validation.safetensors.
+Needs: the model, results/{study}/windows.safetensors, results/{study}/calibration.safetensors.
 Makes: results/{study}/screening/gradients.csv and projections.safetensors, scores.csv and checks.csv (those beyond second
-order measured), policies.json, joint.csv.
+order measured), policies.json; measurement.smk measures these.
 """
 
 
@@ -19,6 +18,8 @@ rule score_schemes:
         "logs/score_schemes/{study}.log",
     benchmark:
         "benchmarks/score_schemes/{study}.tsv"
+    wildcard_constraints:
+        study=STUDIES.pattern("screens_alone"),
     threads: config["threads"]
     resources:
         gpu=GPUS,
@@ -33,6 +34,39 @@ rule score_schemes:
         "{wildcards.study}: score every quantizer scheme from one set of gradients"
     shell:
         "kvstages --code {params.code} gradients --model {input.model} --windows {input.windows}"
+        " --calibration {input.calibration} --probes {params.probes} {params.precisions} {params.device}"
+        " --memory-mb {params.memory} --output-table {output.table} --projections {output.projections} 2> {log}"
+
+
+rule score_schemes_and_engines:
+    input:
+        model=STUDIES.ask("model"),
+        windows="results/{study}/windows.safetensors",
+        calibration="results/{study}/calibration.safetensors",
+    output:
+        table="results/{study}/screening/gradients.csv",
+        projections="results/{study}/screening/projections.safetensors",
+    log:
+        "logs/score_schemes_and_engines/{study}.log",
+    benchmark:
+        "benchmarks/score_schemes_and_engines/{study}.tsv"
+    wildcard_constraints:
+        study=STUDIES.pattern("screens_for_engines"),
+    threads: config["threads"]
+    resources:
+        gpu=GPUS,
+    params:
+        probes=STUDIES.ask("probes"),
+        precisions=STUDIES.ask("screened_precision_arguments"),
+        engines=STUDIES.ask("engine_arguments"),
+        device=STUDIES.ask("device_arguments"),
+        memory=config["memory_mb"],
+        code=code("score-engines"),
+        packages=packages("score-engines"),
+    message:
+        "{wildcards.study}: score every quantizer scheme, and the formats of engines, from one set of gradients"
+    shell:
+        "kvstages --code {params.code} score-engines --model {input.model} --windows {input.windows} {params.engines}"
         " --calibration {input.calibration} --probes {params.probes} {params.precisions} {params.device}"
         " --memory-mb {params.memory} --output-table {output.table} --projections {output.projections} 2> {log}"
 
@@ -86,31 +120,3 @@ rule screen_schemes:
     shell:
         "kvstages --code {params.code} screen --sensitivity {input.sensitivity} --model {input.model}"
         " --tokens {params.tokens} {params.screen} --output {output} 2> {log}"
-
-
-rule measure_schemes:
-    input:
-        model=STUDIES.ask("model"),
-        windows="results/{study}/windows.safetensors",
-        calibration="results/{study}/calibration.safetensors",
-        reference="results/{study}/reference/validation.safetensors",
-        policies="results/{study}/screening/policies.json",
-    output:
-        "results/{study}/screening/joint.csv",
-    log:
-        "logs/measure_schemes/{study}.log",
-    benchmark:
-        "benchmarks/measure_schemes/{study}.tsv"
-    threads: config["threads"]
-    resources:
-        gpu=GPUS,
-    params:
-        execution=STUDIES.ask("execution_arguments"),
-        code=code("evaluate-set"),
-        packages=packages("evaluate-set"),
-    message:
-        "{wildcards.study}: measure every quantizer scheme jointly"
-    shell:
-        "kvstages --code {params.code} evaluate-set --model {input.model} --windows {input.windows} --window validation"
-        " --calibration {input.calibration} --policies {input.policies} --reference {input.reference}"
-        " {params.execution} --output {output} 2> {log}"

@@ -1,0 +1,177 @@
+"""Attention of one new token over packed tokens, without making their values.
+
+A stored key is its codes times one number, and so is a value. Scores are then the query's products with the codes,
+times those numbers; and what is added up over the values is their codes, each times its probability times that number.
+So of a value nothing is made but its code in FP32, a slice of the text at a time, for all heads at once. Sums are FP32,
+and no value is rounded to BF16 in between, as reading it back would do (``reading``).
+
+Heads come in the order in which they are stored. Of the two INT4 codes of a byte the lower goes to the first half
+of a vector and the upper to the second: a product is the same for any order that both sides have. At the top of a
+signed byte the signs of codes need no care; they are 16 times what they are, which a factor makes good.
+
+Axes: B sequences, H KV heads, R of them of one precision, G queries a KV head, S tokens stored, T of a slice of them,
+D head width, W bytes of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvstages.cache.precisions import BITS, MAX_CODES
+from kvstages.cache.quantizer import unpack
+from kvstages.cache.reading import slices
+
+# Codes that are in FP32 at once: a processor's cache has them still when they are multiplied.
+SLICE_CODES = 1 << 19
+
+
+class Stored(NamedTuple):
+    """Keys or values of one precision as they are stored: ``packed`` [B, R, S, W] with ``scales`` FP16 [B, R, S], or
+    the values themselves, without scales. ``heads``: where they are among those of their side; None: they are all."""
+
+    name: str
+    heads: slice | None
+    packed: Tensor
+    scales: Tensor | None
+
+    def of(self, x: Tensor) -> Tensor:
+        """What belongs to these heads of x [B, H, ...]."""
+        return x if self.heads is None else x[:, self.heads]
+
+    def expand(self, out: Tensor, part: slice | None) -> None:
+        """Write codes, or values, of a slice of the text (None: of all) to ``out`` FP32 [B, R, T, D], in order."""
+        packed = self.packed if part is None else self.packed[:, :, part]
+        if halved(self.name):
+            signed, half = packed.view(torch.int8), packed.shape[-1]
+            torch.bitwise_left_shift(signed, 4, out=out[..., :half])
+            torch.bitwise_and(signed, -16, out=out[..., half:])
+        else:
+            out.copy_(packed if self.scales is None else unpack(packed, BITS[self.name], out.shape[-1]))
+
+    def scale(self, x: Tensor) -> None:
+        """Multiply what belongs to tokens, x [B, H, G, S], by their scales."""
+        if self.scales is not None:
+            self.of(x).mul_(self.scales.unsqueeze(2))
+
+
+class Arrangement:
+    """How the heads of one side come as they are stored: each KV head with its precision, in that order. There is one
+    object for each order, so that tables made for it are found fast, and are shared by all caches."""
+
+    def __init__(self, heads: tuple[tuple[int, str], ...]):
+        self.heads = heads
+
+
+arrangement = cache(Arrangement)
+
+
+class Side(NamedTuple):
+    """What a layer has stored of its keys, or of its values."""
+
+    stored: Sequence[Stored]
+    arrangement: Arrangement
+
+    @property
+    def tokens(self) -> int:
+        return self.stored[0].packed.shape[2]
+
+    def expanded(self, width: int) -> Iterator[tuple[slice | None, Tensor]]:
+        """A slice of the text (None: all of it), and codes of all heads FP32 [B · H, T, D]; one slice after the other
+        in the same memory."""
+        batch, heads = len(self.stored[0].packed), len(self.arrangement.heads)
+        cut = slices(self.tokens, batch * heads * width, SLICE_CODES)
+        room = self.stored[0].packed.new_empty((batch, heads, cut[0].stop, width), dtype=torch.float32)
+        for part in cut if len(cut) > 1 else [None]:
+            codes = room if part is None else room[:, :, : part.stop - part.start]
+            for stored in self.stored:
+                stored.expand(stored.of(codes), part)
+            yield part, codes.flatten(0, 1)
+
+
+class Order(NamedTuple):
+    """Where each element of vectors is that come as they are stored: ``there`` int32 [H · G · D] of a tensor of the
+    model's [H, G, D], ``back`` the inverse; and what codes times scales of each head are multiplied by, FP32 [H, 1, 1].
+    """
+
+    there: Tensor
+    back: Tensor
+    factors: Tensor
+
+
+def halved(name: str) -> bool:
+    """Whether codes go to the halves of a vector by their place in a byte."""
+    return BITS[name] == 4
+
+
+@cache
+def order_of(side: Arrangement, group: int, width: int) -> Order:
+    """The order of ``group`` vectors a head."""
+    with torch.inference_mode(False):
+        own = torch.arange(width)
+        channels = {True: torch.cat((own[::2], own[1::2])), False: own}
+        rows = torch.arange(len(side.heads) * group * width).view(len(side.heads), group, width)
+        there = torch.cat([rows[head][:, channels[halved(name)]] for head, name in side.heads]).flatten()
+        factors = [1 / (MAX_CODES.get(name, 1) * (16 if halved(name) else 1)) for _, name in side.heads]
+        return Order(there.int(), there.argsort().int(), torch.tensor(factors).view(-1, 1, 1))
+
+
+def attend(
+    queries: Tensor, keys: Side, values: Side, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None = None
+) -> Tensor:
+    """What the queries [B, G · H, 1, D] of one token take from the values, [B, G · H, 1, D] in their dtype.
+
+    ``keys``, ``values``: those stored, of one token at least, on a CPU; ``own``: the token's key and value
+    [B, H, 1, D], as they are. ``mask`` [B or 1, 1, 1, S + 1]: which tokens it sees (bool), or what is added to scores;
+    None: all.
+    """
+    batch, count, _, width = queries.shape
+    heads = own[0].shape[1]
+    group = count // heads
+    of_keys, of_values = (order_of(side.arrangement, group, width) for side in (keys, values))
+    q = ordered(queries, of_keys.there).float().mul_(scaling).view(batch, heads, group, width)
+    k, v = (
+        ordered(each, order_of(side.arrangement, 1, width).there)
+        for each, side in zip(own, (keys, values), strict=True)
+    )
+    scores = q.new_empty((batch, heads, group, keys.tokens + 1))
+    past = scores[..., :-1]
+    torch.sum(q * k, dim=-1, out=scores[..., -1])
+    q = q.mul_(of_keys.factors).flatten(0, 1)
+    for part, codes in keys.expanded(width):
+        found = past.flatten(0, 1)
+        torch.bmm(q, codes.mT, out=found if part is None else found[:, :, part])
+    for stored in keys.stored:
+        stored.scale(past)
+    weights = softmax(scores, mask)
+    if keys.arrangement is not values.arrangement:
+        place = [head for head, _ in keys.arrangement.heads].index
+        weights = weights[:, [place(head) for head, _ in values.arrangement.heads]]
+    out, past = weights[..., -1:] * v, weights[..., :-1]
+    for stored in values.stored:
+        stored.scale(past)
+    sums = torch.zeros_like(q)
+    for part, codes in values.expanded(width):
+        given = past.flatten(0, 1)
+        sums.baddbmm_(given if part is None else given[:, :, part], codes)
+    out.addcmul_(sums.view_as(out), of_values.factors)
+    return ordered(out.to(queries.dtype), of_values.back).view(batch, count, 1, width)
+
+
+def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Probabilities of tokens by their scores [B, H, G, S]; all 0 of a query that sees none, which is padding's."""
+    if mask is None:
+        return scores.softmax(dim=-1)
+    if mask.dtype != torch.bool:
+        return (scores + mask).softmax(dim=-1)
+    weights = torch.where(mask, scores, -torch.inf).softmax(dim=-1)
+    return torch.where(mask.any(dim=-1, keepdim=True), weights, 0.0)
+
+
+def ordered(x: Tensor, index: Tensor) -> Tensor:
+    """Elements of x [B, H, G, D] in the order of ``index``, [B, H, G, D]."""
+    return x.flatten(1).index_select(1, index).view_as(x)

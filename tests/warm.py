@@ -1,0 +1,159 @@
+"""Programs of Python that start warm: forked from a process that has imported what takes long, and no module of ours.
+
+A workflow of the tests starts dozens of processes, each of which would spend a second or two on importing PyTorch or
+Snakemake. Here `python -m kvstages` and `python -m snakemake` are run by a server's child instead, with the words, the
+working directory, the environment and the open files of whoever called; everything else runs in Python itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PRELOADED = (
+    *("jsonschema", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.figure"),
+    *("numpy", "pandas", "safetensors.torch", "snakemake.cli", "snakemake.report", "torch", "yaml"),
+)
+# Who calls: a program named `python`, so small that it starts in no time.
+CLIENT = """#!{python} -IS
+import json, os, socket, sys
+
+words = sys.argv[1:]
+safe = "-P" in words[:1] or "PYTHONSAFEPATH" in os.environ
+program = words[1:] if "-P" in words[:1] else words
+if program[:2] not in (["-m", "kvstages"], ["-m", "snakemake"]):
+    os.execv({python!r}, [{python!r}, *words])
+asked = {{"module": program[1], "words": program[2:], "safe": safe}}
+asked |= {{"folder": os.getcwd(), "environment": dict(os.environ)}}
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    message = json.dumps(asked).encode()
+    socket.send_fds(server, [len(message).to_bytes(8, "big")], [0, 1, 2])
+    server.sendall(message)
+    status = int.from_bytes(server.recv(8), "big", signed=True)
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+@contextmanager
+def warm(folder: Path) -> Iterator[Path]:
+    """A server, and the folder with the program `python` that calls it; ``folder`` is for both, and new.
+
+    Its children hash texts alike, and another server's otherwise.
+    """
+    (folder / "bin").mkdir(parents=True)
+    address, client = folder / "server", folder / "bin" / "python"
+    client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    client.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", __file__, str(address)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline() == b"ready\n"
+        try:
+            yield client.parent
+        finally:
+            server.stdin.close()
+            server.wait()
+
+
+def serve(address: str) -> dict[str, Any]:
+    """Answer callers until the standard input ends. Returns in a child only: what it is to run."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        print("ready", flush=True)
+        while listener in select.select([listener, sys.stdin], [], [])[0]:
+            caller, _ = listener.accept()
+            with caller:
+                if os.fork() == 0:
+                    listener.close()
+                    return answer(caller)
+            # Waiting for those that have ended counts their time as this process's children's.
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, 0)[0]:
+                pass
+    os._exit(0)
+
+
+def answer(caller: socket.socket) -> dict[str, Any]:
+    """Run what a caller asks for in a child, where this returns it, and tell the caller its exit status; kill the child
+    where the caller was killed."""
+    head, files, _, _ = socket.recv_fds(caller, 8, 3)
+    message = bytearray()
+    while len(message) < int.from_bytes(head, "big"):
+        message += caller.recv(1 << 16)
+    child = os.fork()
+    if child == 0:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        return json.loads(message)
+    ended = os.pidfd_open(child)
+    if ended not in select.select([ended, caller], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(BrokenPipeError):
+        caller.sendall(status.to_bytes(8, "big", signed=True))
+    os._exit(0)
+
+
+def become(asked: Mapping[str, Any]) -> None:
+    """What the interpreter does with such words, in an environment, in a folder."""
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    first = [] if asked["safe"] else [asked["folder"]]
+    sys.path[:0] = [*first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    for path in sys.path:
+        custom = Path(path, "sitecustomize.py")
+        if custom.is_file():
+            runpy.run_path(str(custom), run_name="sitecustomize")
+            break
+    spec = find_spec(asked["module"])
+    if spec.submodule_search_locations is not None:
+        spec = find_spec(f"{asked['module']}.__main__")
+    sys.argv = [spec.origin, *asked["words"]]
+    runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    for name in PRELOADED:
+        __import__(name)
+    # The children neither collect what the server holds nor take it down, which would cost as much as to import it.
+    gc.freeze()
+    asked = serve(sys.argv[1])
+    try:
+        become(asked)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
