@@ -64,7 +64,7 @@ def study_rows() -> Iterator[Row]:
 def adaptation_rows() -> Iterator[Row]:
     """A step of adaptation as published and one of ours, and the limit of their ratio."""
     for shape, dtype in (("full", "bfloat16"), ("full", "float32"), ("demo", "float32")):
-        yield run_case("adaptation", shape=shape, dtype=dtype, threads=1)
+        yield run_case("adaptation", shape=shape, dtype=dtype)
 
 
 def scaling_rows() -> Iterator[Row]:

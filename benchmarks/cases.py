@@ -247,33 +247,33 @@ def naive_adaptation_case(shape: str, dtype: str, steps: int = 3) -> dict[str, A
     return {"seconds_a_step": spent / steps}
 
 
-def adaptation_case(shape: str, dtype: str, threads: int, pairs: int = 4, steps: int = 150) -> dict[str, Any]:
+def adaptation_case(shape: str, dtype: str, pairs: int = 4, steps: int = 150) -> dict[str, Any]:
     """A step of adaptation as published and one of ours, in turn in one process, by its CPU time.
 
     Ours has its part of the reference, which is computed once for ``steps`` steps of all seeds. ``limit``: the ratio if
     optimizer and reference took no time, so that only the student's own forward and backward pass were left.
     """
-    prepare("cpu", threads)
+    prepare("cpu", 1)
     config = SHAPES[shape]
     tokens = random_tokens(config, 56, 64)
     student, plain, reference = (random_model(config, dtype) for _ in range(3))
     made: list[Frozen] = []
-    of_reference = processor_seconds(lambda: made.append(Frozen(reference, tokens, 4, MEMORY)))
+    of_reference = seconds(lambda: made.append(Frozen(reference, tokens, 4, MEMORY)))
     (frozen,) = made
-    of_reference += processor_seconds(lambda: [frozen.logits(rows, slice(0, 64)) for rows in frozen.states])
+    of_reference += seconds(lambda: [frozen.logits(rows, slice(0, 64)) for rows in frozen.states])
     optimizer = torch.optim.AdamW(plain.requires_grad_(True).parameters(), lr=1e-6, fused=False, foreach=False)
     own, naive_steps, optimizing = [], [], []
     step_of = AdamW.step
 
     def timed(self: AdamW) -> None:
-        optimizing.append(processor_seconds(lambda: step_of(self)))
+        optimizing.append(seconds(lambda: step_of(self)))
 
     began = time.process_time()
 
     def after(step: int) -> None:
         nonlocal began
         own.append(time.process_time() - began)
-        naive_steps.append(processor_seconds(lambda: naive.adaptation_step(plain, reference, tokens[:4], optimizer)))
+        naive_steps.append(seconds(lambda: naive.adaptation_step(plain, reference, tokens[:4], optimizer)))
         began = time.process_time()
 
     noise = PrecisionGrid.uniform(config.num_layers, config.num_heads, "int4")

@@ -211,7 +211,7 @@ def summarise(folder: Path) -> str:
         "## The whole published configuration, full shape, one thread\n\n"
         f"{markdown(study_ratios(folder))}\n"
         "## A step of adaptation: CPU time as published over ours, and over that of the student's own passes\n\n"
-        f"{markdown(pd.read_csv(folder / 'adaptation.csv').drop(columns=['case', 'threads', 'peak_memory_mb']))}\n"
+        f"{markdown(pd.read_csv(folder / 'adaptation.csv').drop(columns=['case', 'peak_memory_mb']))}\n"
         "## Decoding: the mixed policy against BF16 heads, BF16 arithmetic, one thread\n\n"
         f"{markdown(decode_ratios(folder))}\n"
         "## How the sweep of the lowest layer grows, FP32, one thread\n\n"

@@ -37,12 +37,14 @@ KINDS: dict[str, tuple[Tolerance, Tolerance]] = {
     "statistic": ((0.2, 0.02), (0.5, 1.0)),  # ratios, differences, correlations of the above: both parts count
     "trained": ((0.2, 2e-3), (0.5, 0.02)),  # KL of trained models, and differences of them: training spreads every flip
     "reduction": ((0.1, 0.0), (0.75, 0.0)),  # 1 - a / b, judged by a / b: what two means may differ by, see "mean"
-    "removed": ((0.36, 0.0), (0.75, 0.0)),  # the same of what training leaves: a / b of two "trained"
     "weights": ((1e-3, 0.0), (1e-2, 0.0)),  # distance of two trained models over the length of one: losses' gradients
 }
 EXACT: Tolerance = (1e-12, 0.0)
-# Kinds of numbers 1 - a / b, which are judged by a / b: where a and b are nearly equal, the number itself is near 0.
-COMPLEMENTS = ("reduction", "removed")
+# The kind of numbers 1 - a / b that are judged by a / b: where a and b are nearly equal, the number itself is near 0.
+REDUCTION = "reduction"
+# A ratio to what may be next to 0, where a last digit of the parts moves it by any amount. The parts stand in the same
+# table and are compared; of the ratio only whether there is one.
+DERIVED = "derived"
 # What a run ran on: the reason for a comparison, not its subject.
 PLACE = "place"
 
@@ -55,7 +57,7 @@ def tolerance(kind: str | None, bfloat16: bool) -> Tolerance:
 def allowed(kind: str | None, bfloat16: bool, a: float, b: float) -> float:
     """By how much two numbers of a kind may differ."""
     relative, absolute = tolerance(kind, bfloat16)
-    sizes = (abs(1 - a), abs(1 - b)) if kind in COMPLEMENTS else (abs(a), abs(b))
+    sizes = (abs(1 - a), abs(1 - b)) if kind == REDUCTION else (abs(a), abs(b))
     return absolute + relative * max(sizes)
 
 

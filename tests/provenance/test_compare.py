@@ -23,7 +23,7 @@ from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.read import read_json, read_tensors
 from kvstages.provenance.choices import differing, scores_of
 from kvstages.provenance.reproduction import compare
-from kvstages.provenance.tolerances import COMPLEMENTS, KINDS, PLACE, SCHEMAS, kinds, named
+from kvstages.provenance.tolerances import DERIVED, KINDS, PLACE, REDUCTION, SCHEMAS, kinds, named
 
 SENSITIVITY = Path("scores", "measured-float32.csv")
 REFERENCE, ADAPTED = "reference/validation.safetensors", "adaptation/noise/seed-1337/model.safetensors"
@@ -103,7 +103,6 @@ NUMBERS = {
     "probability": (EVALUATION, "mean_delta_p"),
     "statistic": (EVALUATION, "perplexity_ratio"),
     "reduction": ("tables/equal-bytes.csv", "kl_reduction"),
-    "removed": ("tables/adaptation.csv", "removed"),
     "weights": (ADAPTED, "blocks.0.K.weight"),
 }
 
@@ -115,7 +114,7 @@ def differ(folder: Path, kind: str, share: float, bfloat16: bool) -> str:
     path = folder / name
 
     def moved(number: float) -> float:
-        if kind in COMPLEMENTS:
+        if kind == REDUCTION:
             return 1 - (1 - number) / (1 - relative * share)
         return number + share * (absolute + relative * abs(number)) / (1 - relative * share)
 
@@ -152,6 +151,15 @@ def test_a_number_of_each_kind_inside_and_outside(folders: tuple[Path, Path], ki
     differ(other, kind, 1.6 if kind != "count" else 2.5, bfloat16)
     (line,) = outside(folders)
     assert line.startswith(f"{name}: ") and line.endswith(f"({kind})")
+
+
+def test_of_a_ratio_to_next_to_nothing_only_whether_it_is_there(folders: tuple[Path, Path]) -> None:
+    path = folders[1] / "tables" / "adaptation.csv"
+    write_text(path, "arm,removed\nnoise,-7.5\n")
+    assert not outside(folders)
+    write_text(path, "arm,removed\nnoise,\n")
+    (line,) = outside(folders)
+    assert line.startswith("tables/adaptation.csv: removed, row 1: 0.3 and ")
 
 
 @pytest.mark.parametrize(
@@ -420,10 +428,12 @@ def numbers(schema: object) -> Iterator[tuple[str, dict]]:
 def test_every_number_of_the_data_dictionaries_has_a_kind(name: str) -> None:
     schema = dictionaries()[name]
     for key, number in numbers(schema):
-        assert number.get("kind") in {*KINDS, "exact"}, f"{name}: {key}: a number names its kind (KINDS, or exact)"
+        assert number.get("kind") in {*KINDS, DERIVED, "exact"}, f"{name}: {key}: a number names its kind (KINDS, or exact)"
     seen: dict[str, str] = {}
     for key, kind in named(schema):
-        assert kind in {*KINDS, "exact", PLACE} and seen.setdefault(key, kind) == kind, f"{name}: {key}: {kind}"
+        assert kind in {*KINDS, "exact", PLACE, DERIVED} and seen.setdefault(key, kind) == kind, (
+            f"{name}: {key}: {kind}"
+        )
 
 
 FILES = (
