@@ -2,9 +2,9 @@
 
 Environment variables make the libraries that multiply matrices take other instructions, and other counts of threads
 divide the sums otherwise. For each, the tests that measure are run, and the small study of the tests from nothing;
-its results are compared with those of the first setting. Prints a table: which results are the same bytes, and which
-the same numbers within the tolerances of ``kvstages compare``. Exit status 1 where a test fails or a number lies
-outside.
+its results are compared with those of the first setting. Writes a table, proofs/results/processors.md: which results
+are the same bytes, and which the same numbers within the tolerances of ``kvstages compare``. Exit status 1 where a test
+fails or a number lies outside.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from conftest import COMPARISON, SHARED, Project, bundle, study_of  # noqa: E402
 
+from kvstages.files.atomic import write_text  # noqa: E402
+from kvstages.provenance.environment import processor  # noqa: E402
 from kvstages.provenance.reproduction import compare  # noqa: E402
+
+TABLE = REPOSITORY / "proofs" / "results" / "processors.md"
 
 # What each is said to be, its environment, and its threads. The first is the one that the others are compared with.
 SETTINGS = {
@@ -55,6 +61,8 @@ def failing_tests(environment: dict[str, str], threads: int) -> int | str:
 def run_study(folder: Path, artifacts: Path, paths: dict[str, str], environment: dict[str, str], threads: int) -> Path:
     """Results of the small study, run from nothing in ``folder``."""
     project = Project(folder, {**environment, "OMP_NUM_THREADS": str(threads)})
+    # Processes that start warm have their libraries already, with the instructions that those chose.
+    project.python = Path(sys.executable).parent
     study = study_of({"source": "local", "location": str(artifacts)}, artifacts, paths)
     project.configure({**study, "comparison": COMPARISON}, {**SHARED, "threads": threads})
     project.run("--cores", "2")
@@ -63,23 +71,32 @@ def run_study(folder: Path, artifacts: Path, paths: dict[str, str], environment:
 
 def main() -> int:
     """Run every setting and print its line of the table as it is done."""
-    wrong = False
+    wrong, table = False, []
+
+    def row(*cells: object) -> None:
+        table.append(f"| {' | '.join(map(str, cells))} |")
+        print(table[-1], flush=True)
+
     with tempfile.TemporaryDirectory() as work:
         artifacts = Path(work) / "artifacts"
         paths = bundle(artifacts)
         first: Path | None = None
-        print("| as if | tests that fail | same bytes | same numbers | by choice | outside |")
-        print("|---|---|---|---|---|---|", flush=True)
+        row("as if", "tests that fail", "same bytes", "same numbers", "by choice", "outside")
+        row(*["---"] * 6)
         for number, (name, (environment, threads)) in enumerate(SETTINGS.items()):
             failed = failing_tests(environment, threads)
             results = run_study(Path(work) / str(number), artifacts, paths, environment, threads)
             first = first or results
             found = compare(first, results)
-            counts = len(found.identical), len(found.within), len(found.choices), len(found.outside)
-            print(f"| {name} | {failed} | {' | '.join(map(str, counts))} |", flush=True)
+            row(name, failed, *map(len, (found.identical, found.within, found.choices, found.outside)))
             for line in (*found.choices, *found.outside):
                 print(f"    {line}", flush=True)
             wrong = wrong or failed != 0 or bool(found.outside)
+    about = (
+        f"{processor()}, PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()}). Files of the small "
+        "study of the tests, compared with those of the first line."
+    )
+    write_text(TABLE, "\n".join([about, "", *table, ""]))
     return int(wrong)
 
 
