@@ -49,10 +49,9 @@ def draw(table: pd.DataFrame) -> Figure:
         lines["BF16, other batch"] = axes.plot(control["tokens"], control["share"], color="0.6", linewidth=3, zorder=1)[
             0
         ]
-        for index, (label, part) in enumerate(coinciding(own[own["policy"] != CONTROL])):
-            look = {**line_style(index), "marker": None}
-            # A policy has the style of its first panel, whatever coincides with it there.
-            look = styles.setdefault(label, look)
+        for label, part in coinciding(own[own["policy"] != CONTROL]):
+            # Policies that coincide in one panel alone have other labels in the next: each label has its own style.
+            look = styles.setdefault(label, {**line_style(len(styles)), "marker": None})
             lines[label] = axes.plot(part["tokens"], part["share"], **look)[0]
             axes.fill_between(
                 part["tokens"], part["share_low"], part["share_high"], color=look["color"], alpha=0.12, linewidth=0

@@ -27,6 +27,7 @@ from kvstages.figures import (
     floor,
     frontier,
     frontier_reduction,
+    generation,
     gradients,
     greedy_path,
     kl_by_position,
@@ -142,6 +143,20 @@ def test_cells_of_domains_hold_ratio_interval_and_kl_and_darken_with_the_ratio(d
     shades = [sum(cell.get_facecolor()[0][:3]) for cell in first.collections]
     own = table[table["budget"] == "5bits"]["ratio"].to_numpy()
     assert (np.diff(np.array(shades)[np.argsort(own, kind="stable")]) < 1e-9).all()
+
+
+def test_no_two_lines_of_generated_text_look_alike_where_policies_coincide_in_one_panel_alone():
+    shares = {"bf16": (1, 1), "int8": (0.9, 0.9), "int4": (0, 0), "greedy-0.001": (0.9, 0.8), "greedy-0.01": (0.5, 0.4)}
+    rows = [
+        {"prefill": prefill, "policy": policy, "tokens": 1, "share": own, "share_low": own, "share_high": own}
+        for policy, both in shares.items()
+        for prefill, own in zip(("exact", "stepwise"), both, strict=True)
+    ]
+    with style():
+        figure = generation.draw(pd.DataFrame(rows))
+    for axes, count in zip(figure.axes, (4, 5), strict=True):
+        looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes.lines}
+        assert len(axes.lines) == len(looks) == count
 
 
 def test_sensitivity_marks_scores_below_their_floor(drawn):
