@@ -36,16 +36,9 @@ from kvstages.policies import names
 from kvstages.provenance.code import stage_digest, stage_packages
 from kvstages.provenance.environment import RUN, run_record
 from kvstages.study.configuration import check_shared, load_studies
-from kvstages.study.layout import (
-    ADAPTED_FILES,
-    ALLOCATION_FILES,
-    EVALUATION_FILES,
-    EXPORT_FILES,
-    Studies,
-    Study,
-    once,
-    options_of,
-)
+from kvstages.study.arguments import once, options_of
+from kvstages.study.layout import ADAPTED_FILES, Studies, Study
+from kvstages.study.paths import ALLOCATION_FILES, EVALUATION_FILES, EXPORT_FILES
 from kvstages.study.pinned import ARTIFACTS
 
 min_version("9.0")

@@ -428,7 +428,9 @@ def numbers(schema: object) -> Iterator[tuple[str, dict]]:
 def test_every_number_of_the_data_dictionaries_has_a_kind(name: str) -> None:
     schema = dictionaries()[name]
     for key, number in numbers(schema):
-        assert number.get("kind") in {*KINDS, DERIVED, "exact"}, f"{name}: {key}: a number names its kind (KINDS, or exact)"
+        assert number.get("kind") in {*KINDS, DERIVED, "exact"}, (
+            f"{name}: {key}: a number names its kind (KINDS, or exact)"
+        )
     seen: dict[str, str] = {}
     for key, kind in named(schema):
         assert kind in {*KINDS, "exact", PLACE, DERIVED} and seen.setdefault(key, kind) == kind, (

@@ -12,7 +12,9 @@ from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, SCREENING, SHARED,
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
 from kvstages.export.engines import ENGINES
-from kvstages.study.layout import EXPORT_FILES, Studies, Study, options_of
+from kvstages.study.arguments import options_of
+from kvstages.study.layout import Studies, Study
+from kvstages.study.paths import EXPORT_FILES
 
 FIGURES, TABLES = entries("kvstages.figures"), entries("kvstages.tables")
 FILES = {name: {"path": f"deep/{name}.bin", "sha256": 64 * "0"} for name in ("checkpoint", "shard")}
