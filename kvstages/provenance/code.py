@@ -16,6 +16,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -101,9 +102,19 @@ def kept_at(package: Path) -> Path:
 def kept(package: Path) -> dict[str, list[Any]]:
     """What is kept of a package: module to key, imported names and digest; {} where nothing is that can be read."""
     try:
-        return json.loads(kept_at(package).read_bytes())
+        found = json.loads(kept_at(package).read_bytes())
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) and all(map(_is_kept, found.values())) else {}
+
+
+def _is_kept(entry: Any) -> bool:
+    """Whether an entry is a key, names and a digest; a damaged file is read anew."""
+    return (
+        isinstance(entry, list)
+        and list(map(type, entry)) == [str, list, str]
+        and re.fullmatch("[0-9a-f]{64}", entry[2]) is not None
+    )
 
 
 @cache

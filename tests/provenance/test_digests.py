@@ -90,9 +90,10 @@ def test_what_was_read_before_is_kept_and_damage_of_it_changes_no_digest(
     with monkeypatch.context() as patched:
         patched.setattr(code, "substance", None)  # nothing is parsed again
         assert stage_digest("one", package=package) == digest
-    code.kept_at(package).write_text("{")
-    forget()
-    assert stage_digest("one", package=package) == digest
+    for damaged in ("{", "[]", '{"pack.one": 1}', code.kept_at(package).read_text().replace('"]', '0"]')):
+        code.kept_at(package).write_text(damaged)
+        forget()
+        assert stage_digest("one", package=package) == digest
     forget()
     code.kept_at(package).unlink()
     code.kept_at(package).mkdir()  # cannot be written
