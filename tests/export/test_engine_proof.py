@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-
-import pytest
-import torch
-from conftest import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "proofs"))
 
 import engine_llama_cpp as proof
+import pytest
+import torch
 
 
 def test_the_page_is_made_of_the_results():
