@@ -132,10 +132,10 @@ def test_a_failed_stage_in_the_middle_is_not_forgotten(copy: Project) -> None:
 def test_a_second_workflow_in_the_same_folder_is_refused(project: Project) -> None:
     target = "results/small/windows.safetensors"
     process = start(project, target)
+    locks = project.folder / ".snakemake" / "locks"
     deadline = time.monotonic() + 120
-    while not (project.folder / ".snakemake" / "locks").is_dir() or not any(
-        (project.folder / ".snakemake" / "locks").iterdir()
-    ):
+    # Snakemake locks inputs first, then outputs, one line each, and holds the folder once the last line is there.
+    while not any(path.read_text().endswith("\n") for path in locks.glob("*.output.lock")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     # The first one stands still, jobs and all, until the second has been refused, however fast or slow either is.
