@@ -14,7 +14,10 @@ from kvstages.cache.packed import LayerCache, append_all
 NAMES = ["int4", "int8", "int3", "int2", "bf16"]
 MASKS = {
     "all": lambda batch, tokens: None,
-    "padding": lambda batch, tokens: torch.arange(tokens).view(1, 1, 1, -1) >= torch.arange(batch).view(-1, 1, 1, 1),
+    # Sequence b lacks its first b tokens, and sees its own in any case.
+    "padding": lambda batch, tokens: (
+        torch.arange(tokens).view(1, 1, 1, -1) >= torch.arange(batch).clamp(max=tokens - 1).view(-1, 1, 1, 1)
+    ),
     "bias": lambda batch, tokens: torch.randn(batch, 1, 1, tokens),
 }
 
