@@ -284,7 +284,6 @@ def adaptation_case(shape: str, dtype: str, pairs: int = 4, steps: int = 150) ->
     ours, published, optimized = (statistics.median(each[1:]) for each in (own, naive_steps, optimizing))
     part = of_reference / steps
     return {
-        "processor": f"{processor()} ({torch.backends.cpu.get_cpu_capability()})",
         "published_seconds": published,
         "seconds": ours + part,
         "ratio": published / (ours + part),
@@ -423,6 +422,7 @@ def main(arguments: list[str]) -> None:
         key, value = pair.split("=", 1)
         options[key] = int(value) if value.lstrip("-").isdigit() and key != "layers" else value
     figures = CASES[name](**options)
+    figures["processor"] = processor()
     figures["instructions"] = torch.backends.cpu.get_cpu_capability()
     figures["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(figures))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from kvstages.files.atomic import write_text
-from kvstages.files.read import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # reference on 2,048 tokens, and two policies for each of three adapted models.
 EVALUATED_TOKENS = (8 + 1 + 6) * 2048
 ADAPTATION_STEPS = 150
+# What each row says of where it was measured.
+PLACE = ("processor", "instructions")
 
 
 def speed_ups(folder: Path) -> pd.DataFrame:
@@ -169,7 +171,7 @@ def panels(folder: Path, table: pd.DataFrame) -> Figure:
 
     figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    shown = table[(table["shape"] == "full") & (table["instructions"] == table["instructions"].iloc[-1])]
+    shown = table[(table["shape"] == "full") & (table["instructions"] == max(table["instructions"], key=len))]
     labels = [f"{row['execution']}\n{row['dtype']}" for _, row in shown.iterrows()]
     bars = left.bar(labels, shown["speed-up"], color="0.6", edgecolor="black", width=0.6)
     left.bar_label(bars, fmt="%.0f×", padding=2)
@@ -195,33 +197,52 @@ def panels(folder: Path, table: pd.DataFrame) -> Figure:
     return figure
 
 
+def of_table(name: str, *left_out: str) -> Callable[[Path], pd.DataFrame]:
+    """How a section shows a table as it is, without some of its columns."""
+    return lambda folder: pd.read_csv(folder / f"{name}.csv").drop(columns=list(left_out), errors="ignore")
+
+
+# Table to the title of its section, and what it shows.
+SECTIONS = {
+    "start-up": ("Start-up: the processor time of each stage on a decoder of next to nothing", of_table("start-up")),
+    "sweep": ("The sweep: naive time over ours", speed_ups),
+    "profile": (
+        "Where the one-pass sweep's time goes, full shape",
+        of_table("profile", "case", "peak_memory_mb", *PLACE),
+    ),
+    "study": ("The whole published configuration, full shape", study_ratios),
+    "adaptation": (
+        "A step of adaptation: time as published over ours, and over that of the student's own passes",
+        of_table("adaptation", "case", "threads", "peak_memory_mb", *PLACE),
+    ),
+    "decode": ("Decoding: the mixed policy against BF16 heads, BF16 arithmetic", decode_ratios),
+    "scaling": ("How the sweep of the lowest layer grows, FP32", scaling_ratios),
+    "gradients": ("All scores from gradients (32 probes) and from the sweep, FP32", gradients_ratios),
+}
+
+
+def place(folder: Path, name: str) -> str:
+    """What a table was measured on, as it says."""
+    table = pd.read_csv(folder / f"{name}.csv")
+    if "processor" not in table:
+        return "Of an earlier run, on an Intel Xeon with AVX-512 and AMX."
+    processors = ", ".join(dict.fromkeys(table["processor"]))
+    sets = f" ({' and '.join(dict.fromkeys(table['instructions']))})" if "instructions" in table else ""
+    return f"On {processors}{sets}."
+
+
 def summarise(folder: Path) -> str:
-    """Write ratios.md and the figure; the text of the former."""
-    machine = read_json(folder / "machine.json")
-    text = (
-        "# Ratios of one run\n\n"
-        f"On {machine['cores']} cores of {machine['processor']} ({machine['instructions']}), "
-        f"{machine['memory_gb']} GB, torch {machine['torch']}, Python {machine['python']}.\n\n"
-        "## Start-up: the processor time of each stage on a decoder of next to nothing, in seconds\n\n"
-        f"{markdown(pd.read_csv(folder / 'start-up.csv'))}\n"
-        "## The sweep: naive time over ours\n\n"
-        f"{markdown(speed_ups(folder))}\n"
-        "## Where the one-pass sweep's time goes, full shape, one thread\n\n"
-        f"{markdown(pd.read_csv(folder / 'profile.csv').drop(columns=['case', 'peak_memory_mb']))}\n"
-        "## The whole published configuration, full shape, one thread\n\n"
-        f"{markdown(study_ratios(folder))}\n"
-        "## A step of adaptation: CPU time as published over ours, and over that of the student's own passes\n\n"
-        f"{markdown(pd.read_csv(folder / 'adaptation.csv').drop(columns=['case', 'peak_memory_mb']))}\n"
-        "## Decoding: the mixed policy against BF16 heads, BF16 arithmetic, one thread\n\n"
-        f"{markdown(decode_ratios(folder))}\n"
-        "## How the sweep of the lowest layer grows, FP32, one thread\n\n"
-        f"{markdown(scaling_ratios(folder))}\n"
-        "## All scores from gradients (32 probes) and from the sweep, FP32, one thread\n\n"
-        f"{markdown(gradients_ratios(folder))}"
-    )
+    """Write ratios.md, of the tables that are there, and the figures; the text of the former."""
+    there = {name: section for name, section in SECTIONS.items() if (folder / f"{name}.csv").exists()}
+    parts = [
+        f"## {title}\n\n{place(folder, name)}\n\n{markdown(show(folder))}" for name, (title, show) in there.items()
+    ]
+    text = "# Ratios, one thread\n\nEach table is of one run.\n\n" + "\n".join(parts)
     write_text(folder / "ratios.md", text)
-    draw(folder)
-    draw_gradients(folder)
+    if {"sweep", "decode", "scaling"} <= set(there):
+        draw(folder)
+    if "gradients" in there:
+        draw_gradients(folder)
     return text
 
 
