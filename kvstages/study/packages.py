@@ -69,5 +69,6 @@ def unpack(wheel: Path, path: str, output: Path) -> None:
         raise
     except KeyError:
         raise ValueError(f"{wheel}: no file {path} in it") from None
+    # zipfile raises NotImplementedError for a compression that it lacks, RuntimeError for an encrypted file.
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise ValueError(f"{wheel}: not a wheel, or a damaged one ({error})") from error

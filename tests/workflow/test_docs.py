@@ -78,7 +78,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_files_that_a_page_names_are_there(page: Path) -> None:
-    """Those of the repository, without a placeholder in capitals or braces."""
+    """Those of the repository; a name in capitals or braces (`NAME.rst`, `{study}`) stands for many and is left out."""
     for name in re.findall(
         r"`((?:kvstages|workflow|config|tests|report|envs|proofs|docs)/[\w./-]+)`", page.read_text()
     ):
