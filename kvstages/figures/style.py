@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from kvstages.files.atomic import write_bytes, write_table
 
@@ -114,11 +114,25 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
             figure = draw(table)
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
-        figure.savefig(pictures["png"], format="png", metadata={"Software": None})
-        figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
+        _save(figure, pictures)
     write_table(output.with_suffix(".csv"), table, table.columns)
     for suffix, picture in pictures.items():
         write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
+
+
+def _save(figure: Figure, pictures: Mapping[str, BinaryIO]) -> None:
+    """Draw a figure as PNG and as SVG: its layout is found once, and each picture is drawn once.
+
+    ``Figure.savefig`` finds the layout anew for each picture, in a pass of its own through all that it will draw.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+    FigureCanvasAgg(figure).print_png(pictures["png"], metadata={"Software": None})
+    figure.set_layout_engine("none")
+    FigureCanvasSVG(figure).print_svg(pictures["svg"], metadata={"Date": None, "Creator": None})
 
 
 def note(text: str) -> Figure:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # Rows are taken a few at a time: on a CPU so that three FP64 copies stay in its cache, on a GPU to bound them.
-CHUNK_ELEMENTS = {"cpu": 40_000, "cuda": 1 << 25}
+CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}
 # A KL is the difference of an expectation and a logarithm, and good to about 1e-15 nats. Below this it is computed
 # anew, as a sum of terms that are never negative, which costs a second exponential.
 CLOSE = 1e-9
