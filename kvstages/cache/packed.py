@@ -106,9 +106,10 @@ class LayerCache:
         new = self._turn(both) if self.turned else both
         if not self.working_copy:
             self.append(both)
+            if not start:
+                return new
             seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
-            if start:
-                self.reconstruct_into(seen)
+            self.reconstruct_into(seen)
             seen[:, :, start:] = new
             return seen
         self._reserve(stop)
