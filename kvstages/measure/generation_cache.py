@@ -93,8 +93,7 @@ class MixedLayer(CacheLayerMixin):
 
     def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None) -> Tensor:
         """Attention [B, G · H, 1, D] of a token with its ``own`` key and value (see ``cache.attention``)."""
-        keys, values = (self.store.stored(side) for side in range(2))
-        return attend(queries, keys, values, own, scaling, mask)
+        return attend(queries, self.store, own, scaling, mask)
 
     def get_seq_length(self) -> int:
         return 0 if self.store is None else self.store.length
