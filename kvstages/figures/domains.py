@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.domains import Place, read_domains
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.domains import INPUTS, Place, read_domains
+from kvstages.analysis.entries import Entry
 from kvstages.analysis.number_text import nats
 from kvstages.figures.shades import ink
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=17,
     title="Calibrated here, measured there",
-    inputs={"joints": Input("domain_joint_files", "JOINT.csv", several=True)},
+    inputs=INPUTS,
 )
 
 COLUMNS = [
