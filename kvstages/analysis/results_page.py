@@ -68,10 +68,8 @@ def readme_block(record: Mapping[str, Any]) -> str:
     windows = found["windows"]
     lines = [
         f"From `demo` on one machine ({record['first']}), {windows['blocks']} held-out blocks of "
-        f"{windows['documents']} "
-        "texts. *Less KL* is against the published recipe at the same bytes. [Results](docs/results.md) have "
-        "intervals and "
-        "other machines.",
+        f"{windows['documents']} texts. *Less KL* is against the published recipe at the same bytes. "
+        "[Results](docs/results.md) have intervals and other machines.",
         "",
     ]
     findings = [

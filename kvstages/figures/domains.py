@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,7 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _map(axes: Axes, table: pd.DataFrame, shade: object) -> None:
+def _map(axes: Axes, table: pd.DataFrame, shade: Callable[[float], tuple[float, ...]]) -> None:
     """One budget's cells, each with its ratio, the interval of that, and the KL."""
     made, here = _places(table, "calibrated_"), _places(table, "")
     for row in table.to_dict("records"):

@@ -106,17 +106,6 @@ def document_interval(
     return percentile_interval(*resampled_means(values, seed=seed, documents=documents))
 
 
-def statistic_interval(statistic: Callable[..., float], *samples: np.ndarray, seed: int = 0) -> Estimate:
-    """A statistic of samples [B, ...] and its 95 % interval; it is called with resampled samples of the same shapes.
-
-    All samples are resampled together. For functions of means ``resampled_means`` is a hundred times faster.
-    """
-    arrays = [np.asarray(values) for values in samples]
-    _check_blocks(arrays)
-    draws = [statistic(*(values[draw] for values in arrays)) for draw in _draws(len(arrays[0]), seed)]
-    return Estimate(float(statistic(*arrays)), *percentile_interval(np.array(draws)))
-
-
 def paired_difference(
     first: np.ndarray, second: np.ndarray, seed: int = 0, documents: Sequence[str] | None = None
 ) -> Estimate:
