@@ -1,13 +1,13 @@
 """Attention of one new token over packed tokens, without making their values.
 
 A stored key, or value, is its codes times its scale. So a score is the query's product with the codes of a key, times
-the scale; and the result is the sum over values of their codes, each times its probability and its scale. Only codes are
-made in FP32, a slice of the text at a time, for all heads at once. Sums are FP32. No value is rounded to BF16 in between,
-as reading it back would do (``reading``).
+the scale; and the result is the sum over values of their codes, each times its probability and its scale. Only codes
+are made in FP32, a slice of the text at a time, for all heads at once. Sums are FP32. No value is rounded to BF16 in
+between, as reading it back would do (``reading``).
 
 Heads come in the order in which they are stored. The lower INT4 code of a byte goes to the first half of a vector and
-the upper one to the second: a product is the same for any order that both sides have. A code at the top of a signed byte
-keeps its sign and is 16 times too large; ``Order.factors`` makes that good.
+the upper one to the second: a product is the same for any order that both sides have. A code at the top of a signed
+byte keeps its sign and is 16 times too large; ``Order.factors`` makes that good.
 
 Axes: B sequences, H KV heads, R of them of one precision, G queries a KV head, S tokens stored, T of a slice of them,
 D head width, W bytes of a vector.

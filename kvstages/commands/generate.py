@@ -21,7 +21,7 @@ from kvstages.commands import options
 @click.option(
     "--prompt",
     type=click.IntRange(min=1),
-    help="Tokens of each prompt, the first of its block. Without it: all but the last --tokens.",
+    help="Tokens of each prompt, the first of its block. Without it all but the last tokens.",
 )
 @options.calibration
 @options.compute_dtype

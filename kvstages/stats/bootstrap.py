@@ -13,7 +13,7 @@ Bootstrap, 1993 (percentile intervals: chapter 13); Field and Welsh, Bootstrappi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
