@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvstages.analysis.entries import Input
 from kvstages.analysis.joint_table import ENDS, Joint, compared, figures, interval, read_joint
 from kvstages.stats.bootstrap import document_count, ratio_of_means
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {"joints": Input("domain_joint_files", "JOINT.csv", several=True)}
 WINDOW = "validation-"
 COLUMNS = [
     "budget", "bytes", "bits", "calibrated_domain", "calibrated_length", "domain", "length", "blocks", "documents",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.additivity import additivity
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.additivity import INPUTS, additivity
+from kvstages.analysis.entries import Entry
 from kvstages.analysis.joint_table import RANDOM, UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import legend_below, line_style
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=12,
     title="Proxy against joint KL",
-    inputs={
-        "tables": Input("joint_files", "joint.csv", several=True),
-    },
+    inputs=INPUTS,
 )
 
 # Random policies are many: small and below all others. All are marks without lines.

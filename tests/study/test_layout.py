@@ -421,3 +421,20 @@ def test_recipes_of_a_study_are_measured_beside_the_others_and_their_precisions_
     own = study(HUGGINGFACE, comparison={**COMPARISON, "recipes": [more]})
     assert more in own.equal_bytes_arguments and more in own.frontier_arguments
     assert "centred4" in own.gradient_arguments and "centred4" not in study(HUGGINGFACE).gradient_arguments
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_each_set_of_policies_of_a_hugging_face_model_is_a_job_of_its_own(most: int) -> None:
+    """Of every number of runs that a job takes; and each run of each study is done by one job."""
+    shared = {**SHARED, "runs_a_job": most}
+    small = Study("small", COMPARED, shared, FIGURES, TABLES)
+    large = Study("large", HUGGINGFACE, shared, FIGURES, TABLES)
+    jobs = Studies(small=small, large=large).jobs("measure", "joint_runs", "measured", apart="is_huggingface")
+    if most == 1:
+        assert [(job.studies, job.runs) for job in jobs] == [("small|large", [("{measured}",)])]
+        return
+    assert [job.runs for job in jobs if job.studies == "large"] == [[run] for run in large.joint_runs]
+    of_small = [job.runs for job in jobs if job.studies == "small"]
+    assert [run for runs in of_small for run in runs] == small.joint_runs
+    assert [len(runs) for runs in of_small] == ([2, 2, 1] if most == 2 else [5])
+    assert len({job.name for job in jobs}) == len({(job.studies, job.place) for job in jobs}) == len(jobs)
