@@ -287,13 +287,13 @@ def test_one_set_alone_asks_for_its_own_files_only() -> None:
 
 
 def documented() -> list[str]:
-    """Patterns of the results that docs/files.md names; what follows a comma lies beside the first of its row."""
+    """Patterns of the results that docs/files.md names; a name without a folder lies beside the first of its row."""
     found = []
     for cell in re.findall(r"^\| (`results[^|]+)\|", (REPOSITORY / "docs" / "files.md").read_text(), re.MULTILINE):
         first, *others = re.findall(r"`([^`]+)`", cell)
         folder, stem = first.rstrip("/").rpartition("/")[0], first.rpartition(".")[0]
         names = [first, *(f"{stem}{name}" if name.startswith(".") else f"{folder}/{name}" for name in others)]
-        names += [f"{first.partition('/{')[0]}/{{study}}/{name}" for name in others if "/" in name.rstrip("/")]
+        names += others
         found += [re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(name)) + ".*" * name.endswith("/") for name in names]
     return found
 
