@@ -257,8 +257,8 @@ def page(speeds: list[dict[str, Any]], memories: list[dict[str, Any]], profiles:
         f'## Speed over DynamicCache\'s\n\nMedian over steps, and quartiles. "between": without the steps in which the '
         f"library's cache quantizes.\n\n{table(rate)}\n"
         f"## Resident bytes over DynamicCache's\n\n{table(bytes_)}\n"
-        f"## Peak memory, a prompt of 4,096 tokens and 4 steps, one sequence\n\nMedian, least and largest of processes, "
-        f"those of all caches in turn.\n\n{table(peak)}\n"
+        f"## Peak memory, a prompt of 4,096 tokens and 4 steps, one sequence\n\n"
+        f"Median, least and largest of processes, those of all caches in turn.\n\n{table(peak)}\n"
         f"## Milliseconds of a step\n\n{table(profiles)}"
     )
 
