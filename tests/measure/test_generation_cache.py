@@ -471,9 +471,9 @@ def test_a_shorter_prompt_after_reset_finds_a_fresh_cache(exact):
     assert same(second, generated(exact, prompt(2, 4), MixedPrecisionCache(mixed(), exact)))
 
 
-def test_stores_made_ahead_are_not_those_of_another_prompt(exact, monkeypatch):
-    """All are made with the first layer's, between whose tensors and the next's there would be gaps. A forward pass
-    that is broken off leaves none behind for other sequences."""
+def test_stores_are_made_with_the_first_layers(exact, monkeypatch):
+    """Between those made later there would be gaps. A forward pass that is broken off leaves none behind, neither in
+    memory, which ``resident_bytes`` would not count, nor for other sequences."""
     made, store = [], generation_cache.LayerCache
 
     def making(*given: Any, **named: Any) -> LayerCache:
@@ -489,6 +489,7 @@ def test_stores_made_ahead_are_not_those_of_another_prompt(exact, monkeypatch):
     cache, hook = MixedPrecisionCache(mixed(), exact), exact.model.layers[1].register_forward_pre_hook(broken)
     with pytest.raises(KeyboardInterrupt):
         forward(exact, prompt(2), cache)
+    assert not cache.prepared
     hook.remove()
     cache.reset()
     found = generated(exact, prompt(), cache)
