@@ -27,7 +27,7 @@ import transformers
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvstages import MixedPrecisionCache
-from kvstages.cache.attention import attend
+from kvstages.cache.attention import SLICE_CODES, attend
 from kvstages.cache.packed import append_all
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.atomic import write_table, write_text
@@ -167,9 +167,12 @@ def profile(context: int, batch: int) -> dict[str, Any]:
         fill(decoder, cache, batch, context)
     store, past = ours.layers[0].store, dense.layers[0]
     queries, *own = (torch.randn(batch, heads, 1, WIDTH).bfloat16() for heads in (QUERY_HEADS, HEADS, HEADS))
-    sides = [store.stored(side) for side in range(2)]
-    weights = torch.rand(batch * HEADS, QUERY_HEADS // HEADS, context)
-    codes = torch.randn(batch * HEADS, context, WIDTH)
+    at_once = 2 * batch * HEADS * context * WIDTH <= SLICE_CODES
+    group = QUERY_HEADS // HEADS
+    if at_once:
+        room, asking = torch.empty(batch, 2 * HEADS, context, WIDTH), torch.randn(batch, HEADS, group, WIDTH)
+    else:
+        weights, codes = torch.rand(batch * HEADS, group, context), torch.randn(batch * HEADS, context, WIDTH)
     seen = torch.empty(batch, 2 * HEADS, context, WIDTH, dtype=torch.bfloat16)
     new = torch.randn(batch, 2 * HEADS, 1, WIDTH).bfloat16()
 
@@ -179,14 +182,28 @@ def profile(context: int, batch: int) -> dict[str, Any]:
         for each in stores:
             each.crop(1)
 
+    def in_fp32() -> None:
+        if at_once:
+            store.stored(None).stored[0].scaled(room)
+        else:
+            for side in range(2):
+                list(store.stored(side).expanded(WIDTH))
+
+    def products() -> None:
+        if at_once:
+            scaled_dot_product_attention(asking, *room.chunk(2, dim=1))
+        else:
+            torch.bmm(weights[..., :WIDTH], codes.mT)
+            torch.bmm(weights, codes)
+
     parts = {
         "DynamicCache: append": lambda: [torch.cat((past.keys, own[0]), dim=2) for _ in range(2)],
         "DynamicCache: attention": lambda: scaled_dot_product_attention(
             queries, past.keys, past.values, enable_gqa=True
         ),
         "INT4: attention": lambda: attend(queries, store, own, WIDTH**-0.5),
-        "of it: codes to FP32": lambda: [list(side.expanded(WIDTH)) for side in sides],
-        "of it: products with codes": lambda: (torch.bmm(weights[..., :WIDTH], codes.mT), torch.bmm(weights, codes)),
+        "of it: codes to FP32": in_fp32,
+        "of it: products with codes": products,
         "reconstructing values instead": lambda: store.reconstruct_into(seen),
     }
     found = {name: 1e3 * LAYERS * statistics.median(seconds(part) for _ in range(15)) for name, part in parts.items()}
