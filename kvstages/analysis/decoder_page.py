@@ -146,7 +146,9 @@ def _domains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         cells = {(_place(row, "calibrated_"), _place(row, "")): row for row in own}
         lines += ["", f"| {budget}, calibrated on | {' | '.join(map(_named, here))} |", "|---" * (len(here) + 1) + "|"]
-        lines += [f"| {_named(row)} | {' | '.join(_cell(cells[row, column]) for column in here)} |" for row in made]
+        lines += [
+            f"| {_named(row)} | {' | '.join(_cell(cells.get((row, column))) for column in here)} |" for row in made
+        ]
         counts = {_place(row, ""): f"{row['blocks']:.0f} blocks of {row['documents']:.0f} documents" for row in own}
         lines += ["", f"Measured on {'; '.join(f'{_named(place)}: {counts[place]}' for place in here)}."]
     return lines
@@ -161,8 +163,10 @@ def _named(place: tuple[str, int]) -> str:
     return f"{place[0]}, {place[1]} tokens"
 
 
-def _cell(row: Mapping[str, Any]) -> str:
-    """KL and, of a policy from elsewhere, the ratio with its interval."""
+def _cell(row: Mapping[str, Any] | None) -> str:
+    """KL and, of a policy from elsewhere, the ratio with its interval; a dash where it was not measured."""
+    if row is None:
+        return "–"
     kl = nats(row["mean_kl"])
     if row["ratio_low"] is None:
         return kl

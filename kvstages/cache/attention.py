@@ -78,6 +78,7 @@ class Side(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """How many tokens are stored."""
         return self.stored[0].packed.shape[2]
 
     def expanded(self, width: int) -> Iterator[tuple[slice | None, Tensor]]:
