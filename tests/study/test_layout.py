@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, SCREENING, SHARED, STUDY
+from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, REPOSITORY, SCREENING, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
@@ -283,6 +284,26 @@ def test_one_set_alone_asks_for_its_own_files_only() -> None:
     references = [f"results/small/reference/{name}.safetensors" for name in ("validation", "exact-cache/validation")]
     found = own.joint_inputs([("comparison/0.0003",)])
     assert sorted(found) == sorted([own.model, own.windows, *policies, *references])
+
+
+def documented() -> list[str]:
+    """Patterns of the results that docs/files.md names; a name without a folder lies beside the first of its row."""
+    found = []
+    for cell in re.findall(r"^\| (`results[^|]+)\|", (REPOSITORY / "docs" / "files.md").read_text(), re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        folder, stem = first.rstrip("/").rpartition("/")[0], first.rpartition(".")[0]
+        names = [first, *(f"{stem}{name}" if name.startswith(".") else f"{folder}/{name}" for name in others)]
+        names += others
+        found += [re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(name)) + ".*" * name.endswith("/") for name in names]
+    return found
+
+
+def test_the_page_of_files_names_every_result() -> None:
+    """In a folder of another arithmetic, too, where it says that there are some."""
+    patterns = documented()
+    for path in study(FULL).output_files:
+        plain = re.sub(r"/(bfloat16|exact-cache)/", "/", path)
+        assert any(re.fullmatch(each, name) for each in patterns for name in (path, plain)), path
 
 
 def test_options_of() -> None:
