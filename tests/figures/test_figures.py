@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from gappy import write_gappy
 from made_up import policy_rows, sensitivity_table, split_policy_file, write_set
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from published_study import FLOOR, PUBLISHED, SENSITIVITY, figure_arguments, write_study
 
@@ -110,11 +110,11 @@ def small(tmp_path_factory):
 def test_small_study_with_one_budget(name, small, tmp_path, monkeypatch):
     """As a picture of one kind, with few resampled blocks."""
     saved = []
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, file, **options: saved.append("png"))
+    monkeypatch.setattr(FigureCanvasSVG, "print_svg", lambda canvas, file, **options: saved.append("svg"))
     monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     draw(name, small, tmp_path / f"{name}.svg")
-    assert saved == ["png"]
-    assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+    assert saved == ["svg"]
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sensitivity_numbers(drawn):
