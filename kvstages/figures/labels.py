@@ -25,7 +25,7 @@ def place_labels(
     """Write each panel's labels (text, x, y in data) where they cover no other label and none of the points to avoid.
 
     A panel is its axes, its labels and those points. Where no place is free the one that covers the least is taken. A
-    label away from its point gets a thin line.
+    label away from its point gets a thin line. The figure has all else by now, for it is laid out here.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -96,9 +96,10 @@ def style() -> Iterator[None]:
 
 
 def lay_out(figure: Figure) -> None:
-    """Give the axes their places as drawing the figure would, if it has a layout engine."""
+    """Give the axes their places, for good: otherwise each drawing of the figure would start with that."""
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
+        figure.set_layout_engine("none")
 
 
 class NothingToDraw(Exception):
@@ -123,8 +124,6 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
         lay_out(figure)
-        # Once for both pictures: each `savefig` would draw the whole figure once more to lay it out.
-        figure.set_layout_engine("none")
         figure.savefig(pictures["png"], format="png", metadata={"Software": None})
         figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
     write_table(output.with_suffix(".csv"), table, table.columns)
