@@ -501,6 +501,7 @@ def test_a_title_is_shown_in_the_report_as_it_is_typed(finished: Project, tmp_pa
 def test_killed_run_is_repaired(project: Project, tmp_path: Path) -> None:
     target = "results/small/sweep/float32/layer-00.csv"
     log = project.folder / "logs" / "sweep_layers" / "small" / "float32.log"
+    project.run("results/small/windows.safetensors")  # all that the sweep needs, by processes that start warm
     process = subprocess.Popen(
         project.command(target),
         cwd=project.folder,
