@@ -75,6 +75,71 @@ def study_ratios(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def goals(folder: Path) -> pd.DataFrame:
+    """What was asked for beforehand, beside what the tables that are there say."""
+    tables = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+    rows = []
+
+    def add(what: str, of: str, goal: float, found: float, most: bool = False) -> None:
+        met = found <= goal if most else found >= goal
+        limit = f"at {'most' if most else 'least'} {goal:,.4g}"
+        rows.append({"what": what, "of": of, "goal": limit, "found": float(found), "met": "yes" if met else "no"})
+
+    if "sweep" in tables:
+        for _, row in speed_ups(folder).query("shape == 'full'").iterrows():
+            of, one_pass = f"{row['dtype']}, {row['instructions']}", row["execution"] == "one-pass"
+            for goal in (30, 45) if one_pass else (15,):
+                add(f"sweep, {row['execution']}: naive time over ours", of, goal, row["speed-up"])
+            if one_pass:
+                add("sweep: share of matmul", of, 0.7, row["share of matmul"])
+            add(f"sweep, {row['execution']}: peak memory, MB", of, 4096, row["peak memory MB"], most=True)
+    if "adaptation" in tables:
+        for _, row in tables["adaptation"].query("shape == 'full'").iterrows():
+            add("step of adaptation: published time over ours", row["dtype"], 1.5, row["ratio"])
+    if "gradients" in tables:
+        for _, row in tables["gradients"].query("against == 'shape'").iterrows():
+            add(
+                "scores from gradients: forward passes",
+                f"{row['shape']} shape",
+                100,
+                row["gradients_passes"],
+                most=True,
+            )
+    if "schemes" in tables:
+        for _, row in tables["schemes"].query("precision != 'int4'").iterrows():
+            goal = 1.15 if row["task"] == "decode" else 1.1
+            add(
+                f"schemes, {row['task']}: time over uniform INT4's",
+                row["precision"],
+                goal,
+                row["over_published"],
+                most=True,
+            )
+    if "generation" in tables:
+        for _, row in tables["generation"].iterrows():
+            size = f"batch {row['batch']:.0f}, {row['context']:,.0f} tokens"
+            if row["batch"] == 1:
+                for cache in ("int4", "mixed"):
+                    add("generation: speed over DynamicCache's", f"{cache}, {size}", 0.8, row[f"speed_{cache}"])
+            for other in ("quanto", "hqq"):
+                add(f"generation: INT4's speed over {other}'s", size, 1, row["speed_int4"] / row[f"speed_{other}"])
+        last = tables["generation"].query("batch == 1").iloc[-1]
+        for cache in ("int4", "mixed"):
+            of = f"{cache}, {last['context']:,.0f} tokens"
+            add(
+                "generation: resident bytes over stored",
+                of,
+                1.05,
+                last[f"resident_{cache}"] / last[f"stored_{cache}"],
+                most=True,
+            )
+    if "generation-memory" in tables:
+        dense, ours = (tables["generation-memory"].set_index("cache").loc[name] for name in ("dynamic", "int4"))
+        saved, held = ((dense[name] - ours[name]) / 1e6 for name in ("peak_bytes", "resident_bytes"))
+        add("generation: peak of the process below DynamicCache's, MB", "int4, what its tensors save", held, saved)
+    return pd.DataFrame(rows)
+
+
 def decode_ratios(folder: Path) -> pd.DataFrame:
     """Speed of the mixed policy over that of BF16 heads, bytes over bytes, and shares of the memory bandwidth."""
     table = pd.read_csv(folder / "decode.csv")
@@ -123,10 +188,13 @@ def gradients_ratios(folder: Path) -> pd.DataFrame:
 
 
 def draw_gradients(folder: Path) -> None:
-    """Passes of gradients and sweep at both shapes, and how they grow with heads, layers and precisions."""
+    """Passes of gradients and sweep at both shapes, and how they grow with heads, layers and precisions.
+
+    A figure's numbers lie beside it as CSV, so its name is none of a table's.
+    """
     from kvstages.figures.style import write_figure
 
-    write_figure(folder / "gradients.svg", gradients_ratios(folder), gradients_panels)
+    write_figure(folder / "gradients-passes.svg", gradients_ratios(folder), gradients_panels)
 
 
 def gradients_panels(table: pd.DataFrame) -> Figure:
@@ -231,17 +299,23 @@ def place(folder: Path, name: str) -> str:
     return f"On {processors}{sets}."
 
 
-def summarise(folder: Path) -> str:
-    """Write ratios.md, of the tables that are there, and the figures; the text of the former."""
+def page(folder: Path) -> str:
+    """The text of ratios.md, of the tables that are there."""
     there = {name: section for name, section in SECTIONS.items() if (folder / f"{name}.csv").exists()}
-    parts = [
+    parts = [f"# Ratios, one thread\n\nEach table is of one run.\n\n## Goals\n\n{markdown(goals(folder))}"]
+    parts += [
         f"## {title}\n\n{place(folder, name)}\n\n{markdown(show(folder))}" for name, (title, show) in there.items()
     ]
-    text = "# Ratios, one thread\n\nEach table is of one run.\n\n" + "\n".join(parts)
+    return "\n".join(parts)
+
+
+def summarise(folder: Path) -> str:
+    """Write ratios.md and the figures, of the tables that are there; the text of the former."""
+    text = page(folder)
     write_text(folder / "ratios.md", text)
-    if {"sweep", "decode", "scaling"} <= set(there):
+    if all((folder / f"{name}.csv").exists() for name in ("sweep", "decode", "scaling")):
         draw(folder)
-    if "gradients" in there:
+    if (folder / "gradients.csv").exists():
         draw_gradients(folder)
     return text
 

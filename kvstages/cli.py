@@ -6,6 +6,7 @@ the cheap stages start without torch. Whatever is wrong with an input ends in on
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from typing import Any
@@ -22,16 +23,31 @@ WORDS = "kvstages.words"
 NO_MEMORY = "memory ran out; give a smaller --memory-mb (memory_mb in config/config.yaml), to adapt a smaller --batch"
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed: in Python, on a GPU, or in PyTorch's allocator for the CPU.
+# What libraries say, in errors of kinds that say nothing, when memory ran out: PyTorch's allocator for the CPU, the C++
+# library, the system (in a map of a file), oneDNN (whose kernels are chosen by then, so nothing but memory can be
+# lacking), and Python's bindings of Rust.
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "std::bad_alloc",
+    os.strerror(errno.ENOMEM),
+    "could not create a primitive",
+    "could not execute a primitive",
+    "PyObject pointer is null",
+)
+# oneDNN's words for a product that it has no kernel for begin alike.
+NO_KERNEL = "could not create a primitive descriptor"
 
-    PyTorch's errors are told by name and text, so that no stage imports torch for this alone. The CPU's is a plain
-    RuntimeError: "DefaultCPUAllocator: can't allocate memory" or, on Windows, "not enough memory".
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: in Python, on a GPU, or in a library (``OUT_OF_MEMORY``).
+
+    Errors are told by name and text, so that no stage imports torch for this alone.
     """
+    text = str(error)
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "DefaultCPUAllocator" in str(error)
+        or (any(words in text for words in OUT_OF_MEMORY) and NO_KERNEL not in text)
     )
 
 
@@ -63,15 +79,17 @@ class StageGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
+        # Where memory ran out, safetensors would need more of it for a list of calls, and then wait for its own lock.
+        os.environ["RUST_BACKTRACE"] = "0"
         try:
             ledger.begin(stage_record(self, ctx.meta[WORDS], ctx.params["code"]))
             return super().invoke(ctx)
-        except (ValueError, OSError) as error:
-            raise click.ClickException(one_line(error)) from error
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            raise click.ClickException(NO_MEMORY) from error
+        except BaseException as error:  # a panic of Rust is no Exception
+            if out_of_memory(error):
+                raise click.ClickException(NO_MEMORY) from error
+            if isinstance(error, ValueError | OSError):
+                raise click.ClickException(one_line(error)) from error
+            raise
 
 
 def stage_record(group: click.Group, words: list[str], planned: str | None) -> dict[str, Any] | None:

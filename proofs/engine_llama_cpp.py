@@ -248,7 +248,7 @@ def page(found: dict[str, Any]) -> str:
         + "\nllama.cpp's reference is its own run with an F16 cache. The rows of here are in FP32 on the same weights; "
         f"each adds one thing to the row above it. The same F16 run without flash attention is {floors['stored']} away "
         "from it with Q4_1 weights, whose products round activations to 8 bits, and "
-        f"{floors['fp32']} with FP32 weights (in 10⁻³ nats): less than that llama.cpp's numbers cannot tell. With FP32 "
+        f"{floors['fp32']} with FP32 weights (in 10⁻³ nats). Smaller differences mean nothing. With FP32 "
         f"weights llama.cpp's mean over that of the last row is {ratios}; over positions the logarithms of both KLs "
         f"correlate by {correlations} in the same order.\n"
     )

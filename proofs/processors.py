@@ -52,10 +52,10 @@ def failing_tests(environment: dict[str, str], threads: int) -> int | str:
         capture_output=True,
         text=True,
     )
-    failed = [line.removeprefix("FAILED ") for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    for line in failed:
-        print(f"    {line}", flush=True)
-    return len(failed) if done.returncode in (0, 1) else f"pytest ended with {done.returncode}"
+    if done.returncode:
+        print(done.stdout, flush=True)
+    failed = sum(line.startswith("FAILED") for line in done.stdout.splitlines())
+    return failed if done.returncode in (0, 1) else f"pytest ended with {done.returncode}"
 
 
 def run_study(folder: Path, artifacts: Path, paths: dict[str, str], environment: dict[str, str], threads: int) -> Path:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -276,6 +276,17 @@ def seeded() -> None:
     """Every test draws the same random tensors each time."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Student's t to three digits instead of five, which no share of a thousand trials tells apart."""
+    from kvstages.stats import crossed
+
+    monkeypatch.setattr(crossed, "STEPS", 5000)
+    crossed.t_quantile.cache_clear()
+    yield
+    crossed.t_quantile.cache_clear()
 
 
 def built_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstages.analysis.adaptation_effect import EFFECTS, LESS, MORE, ORIGINAL, UNKNOWN, sentence, trained_for
+from kvstages.analysis.number_text import interval, number, rounded
 from kvstages.files.read import read_columns, read_record
 
 NUMBERS = [
@@ -21,7 +22,6 @@ NUMBERS = [
 ]
 GAPS = ["removed", "own_removed"]
 TEXTS = ["arm", "against", "policy", "finding", "weights_dtype", "order", "cache", "trained_policy"]
-DIGITS = 6
 COMMAND = "kvstages findings --adaptation results/adaptation"
 SAID = {LESS: "less", MORE: "**more**", UNKNOWN: "not established"}
 
@@ -49,7 +49,7 @@ def read_adaptation(study: Path) -> dict[str, Any]:
         # Without the row of the model before training.
         "settings": int((read_columns(tried, ["steps"])["steps"] > 0).sum()) if tried.exists() else 0,
         "minutes": _minutes(spent) if spent.exists() else None,
-        "rows": [{name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")],
+        "rows": [{name: rounded(value) for name, value in row.items()} for row in table.to_dict("records")],
     }
 
 
@@ -61,15 +61,7 @@ def _documents(study: Path) -> int:
 def _minutes(path: Path) -> float:
     """Minutes of CPU that all trainings took, from the table of the stage ``time``."""
     table = read_columns(path, ["cpu_seconds"], ["rule"])
-    return _plain(float(table[table["rule"] == "adapt_models"]["cpu_seconds"].sum()) / 60)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if value != value:
-        return None
-    return int(value) if float(value).is_integer() else float(f"{float(value):.{DIGITS}g}")
+    return rounded(float(table[table["rule"] == "adapt_models"]["cpu_seconds"].sum()) / 60)
 
 
 def finding(found: Mapping[str, Any]) -> str:
@@ -140,13 +132,13 @@ def page(found: Mapping[str, Any]) -> str:
                 [
                     row["arm"],
                     row["policy"],
-                    _number(row["against_mean_kl"]),
-                    _number(row["mean_kl"]),
+                    number(row["against_mean_kl"]),
+                    number(row["mean_kl"]),
                     _interval(row, "kl_difference"),
                     _share(-row["kl_difference"] / row["against_mean_kl"]),
                     _interval(row, "entropy_difference"),
                     _interval(row, "dense_entropy_difference"),
-                    _number(row["bf16_mean_kl"]),
+                    number(row["bf16_mean_kl"]),
                 ]
                 for row in trained
                 if row["cache"] != "exact"
@@ -186,7 +178,7 @@ def page(found: Mapping[str, Any]) -> str:
 def _few_bits(straight: Sequence[Mapping[str, Any]]) -> str:
     """Training beside the choice of a better scheme: the KL of both policies before and after."""
     lines = [
-        f"- `{row['policy']}`: {_number(row['against_mean_kl'])} nats before, {_number(row['mean_kl'])} after "
+        f"- `{row['policy']}`: {number(row['against_mean_kl'])} nats before, {number(row['mean_kl'])} after "
         f"{row['tokens_seen']:,} tokens of straight-through training "
         f"({_share(-row['kl_difference'] / row['against_mean_kl'])} removed)"
         for row in straight
@@ -200,8 +192,8 @@ def _cost(arms: Sequence[Mapping[str, Any]], minutes: float | None) -> str:
         return ""
     count, steps = sum(row["seeds"] for row in arms), sum(row["seeds"] * row["steps"] for row in arms)
     return (
-        f"All {count} trainings together, {steps:,} steps, took {_number(minutes)} minutes of one core of this "
-        f"processor, {_number(60 * minutes / steps)} s a step."
+        f"All {count} trainings together, {steps:,} steps, took {number(minutes)} minutes of one core of this "
+        f"processor, {number(60 * minutes / steps)} s a step."
     )
 
 
@@ -215,12 +207,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")
-
-
 def _interval(row: Mapping[str, Any], name: str) -> str:
-    return f"{_number(row[name])} [{_number(row[f'{name}_low'])}, {_number(row[f'{name}_high'])}]"
+    return f"{number(row[name])}{interval(row[f'{name}_low'], row[f'{name}_high'], number)}"
 
 
 def _share(value: float | None) -> str:

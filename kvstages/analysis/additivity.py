@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages.analysis.entries import Input
 from kvstages.analysis.joint_table import RANDOM, read_joint
 from kvstages.stats.bootstrap import percentile_interval, resampled_means
 from kvstages.stats.correlation import rank_correlation, rank_correlations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {"tables": Input("joint_files", "joint.csv", several=True)}
 # Fewer policies than this have no correlation worth the name.
 FEWEST = 3
 FIGURES = [

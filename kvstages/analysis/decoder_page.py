@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstages.analysis.engines_page import engine_lines, read_engines
-from kvstages.analysis.number_text import nats, rounded
+from kvstages.analysis.number_text import interval, nats, number, rounded
 from kvstages.files.read import read_columns, read_record
 
 POLICY = ["mean_kl", "mean_kl_low", "mean_kl_high", "agreement", "total_bytes", "compression", "proxy"]
@@ -68,10 +68,7 @@ def _window(study: Path, settings: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    return [
-        {name: rounded(value) if not isinstance(value, str) else value for name, value in row.items()}
-        for row in table.to_dict("records")
-    ]
+    return [{name: rounded(value) for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def section(name: str, found: Mapping[str, Any]) -> str:
@@ -87,7 +84,7 @@ def section(name: str, found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in found["policies"]:
-        ends = _ends(row["mean_kl_low"], row["mean_kl_high"]) if row["mean_kl"] else ""
+        ends = interval(row["mean_kl_low"], row["mean_kl_high"], nats) if row["mean_kl"] else ""
         lines.append(
             f"| {row['policy']} | {nats(row['proxy'])} | {nats(row['mean_kl'])}{ends} | "
             f"{100 * row['agreement']:.2f} % | {row['total_bytes']:,} | {row['compression']:.2f} |"
@@ -102,9 +99,9 @@ def section(name: str, found: Mapping[str, Any]) -> str:
     for row in found["checks"]:
         if row["part"] == "kv":
             lines.append(
-                f"| {row['precision'].upper()} | {row['units']} | {_number(row['rank_correlation'])}"
-                f"{_ends(row['rank_correlation_low'], row['rank_correlation_high'], _number)} | "
-                f"{_number(row['median_ratio'])}{_ends(row['median_ratio_low'], row['median_ratio_high'], _number)} |"
+                f"| {row['precision'].upper()} | {row['units']} | {number(row['rank_correlation'])}"
+                f"{interval(row['rank_correlation_low'], row['rank_correlation_high'], number)} | "
+                f"{number(row['median_ratio'])}{interval(row['median_ratio_low'], row['median_ratio_high'], number)} |"
             )
     if "schemes" in found:
         lines += [
@@ -117,11 +114,11 @@ def section(name: str, found: Mapping[str, Any]) -> str:
             "|---|---|---|---|---|---|---|",
         ]
         for row in found["schemes"]:
-            kl = _ends(row["mean_kl_documents_low"], row["mean_kl_documents_high"])
-            times = _ends(row["times_less_documents_low"], row["times_less_documents_high"], _number)
+            kl = interval(row["mean_kl_documents_low"], row["mean_kl_documents_high"], nats)
+            times = interval(row["times_less_documents_low"], row["times_less_documents_high"], number)
             lines.append(
                 f"| {row['budget'] or '–'} | {row['recipe']} | `{row['scheme']}` | {row['bits_at_end']:.2f} | "
-                f"{nats(row['mean_kl'])}{kl} | {100 * row['agreement']:.1f} % | {_number(row['times_less'])}{times} |"
+                f"{nats(row['mean_kl'])}{kl} | {100 * row['agreement']:.1f} % | {number(row['times_less'])}{times} |"
             )
     if "engines" in found:
         lines += ["", *engine_lines(found["engines"])]
@@ -149,7 +146,9 @@ def _domains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         cells = {(_place(row, "calibrated_"), _place(row, "")): row for row in own}
         lines += ["", f"| {budget}, calibrated on | {' | '.join(map(_named, here))} |", "|---" * (len(here) + 1) + "|"]
-        lines += [f"| {_named(row)} | {' | '.join(_cell(cells[row, column]) for column in here)} |" for row in made]
+        lines += [
+            f"| {_named(row)} | {' | '.join(_cell(cells.get((row, column))) for column in here)} |" for row in made
+        ]
         counts = {_place(row, ""): f"{row['blocks']:.0f} blocks of {row['documents']:.0f} documents" for row in own}
         lines += ["", f"Measured on {'; '.join(f'{_named(place)}: {counts[place]}' for place in here)}."]
     return lines
@@ -164,13 +163,15 @@ def _named(place: tuple[str, int]) -> str:
     return f"{place[0]}, {place[1]} tokens"
 
 
-def _cell(row: Mapping[str, Any]) -> str:
-    """KL and, of a policy from elsewhere, the ratio with its interval."""
+def _cell(row: Mapping[str, Any] | None) -> str:
+    """KL and, of a policy from elsewhere, the ratio with its interval; a dash where it was not measured."""
+    if row is None:
+        return "–"
     kl = nats(row["mean_kl"])
     if row["ratio_low"] is None:
         return kl
     of = "ratio_documents" if row["ratio_documents_low"] is not None else "ratio"
-    return f"{kl}; {_number(row['ratio'])}{_ends(row[f'{of}_low'], row[f'{of}_high'], _number)}"
+    return f"{kl}; {number(row['ratio'])}{interval(row[f'{of}_low'], row[f'{of}_high'], number)}"
 
 
 def _generated(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -187,21 +188,9 @@ def _generated(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|---|",
     ]
     for row in rows:
-        ends = _ends(row["mean_same_low"], row["mean_same_high"], _number)
+        ends = interval(row["mean_same_low"], row["mean_same_high"], number)
         lines.append(
             f"| {row['prefill']} | {row['policy']} | {100 * row['exact_match']:.0f} % | "
-            f"{_number(row['mean_same'])}{ends} |"
+            f"{number(row['mean_same'])}{ends} |"
         )
     return lines
-
-
-def _ends(low: float | None, high: float | None, form: Any = None) -> str:
-    """An interval behind its number; nothing where it is not known."""
-    if low is None or high is None:
-        return ""
-    form = form or nats
-    return f" [{form(low)}, {form(high)}]"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"

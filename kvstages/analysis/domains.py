@@ -7,16 +7,21 @@ the KL of a policy over that of the policy which was made in the place where bot
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvstages.analysis.entries import Input
 from kvstages.analysis.joint_table import ENDS, Joint, compared, figures, interval, read_joint
+from kvstages.policies.budgets import BITS, Budget
 from kvstages.stats.bootstrap import document_count, ratio_of_means
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {"joints": Input("domain_joint_files", "JOINT.csv", several=True)}
 WINDOW = "validation-"
 COLUMNS = [
     "budget", "bytes", "bits", "calibrated_domain", "calibrated_length", "domain", "length", "blocks", "documents",
@@ -67,6 +72,9 @@ def _rows(path: Path, joint: Joint) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     budgets = [policy["policy"].removeprefix(f"{policy['sensitivity']}-") for policy in policies]
+    for policy, budget in zip(policies, budgets, strict=True):
+        if not re.fullmatch(BITS, budget):
+            raise ValueError(f"{path}: policy {policy['policy']}, expected {policy['sensitivity']}-BUDGET, as -5bits")
     kl = joint.metrics["mean_kl"]
     known = dict(zip(zip(budgets, places, strict=True), kl, strict=True))
     rows = []
@@ -93,4 +101,4 @@ def _rows(path: Path, joint: Joint) -> list[dict[str, Any]]:
 
 
 def _by_bits(column: pd.Series) -> pd.Series:
-    return column.map(lambda budget: float(budget.removesuffix("bits"))) if column.name == "budget" else column
+    return column.map(lambda budget: Budget.parse(budget).amount) if column.name == "budget" else column

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.joint_table import compared, read_joint, with_figures
+from kvstages.policies.engine_recipes import AT_OWN_BYTES, OWN, PROJECTED
 from kvstages.policies.names import ENGINES
 from kvstages.stats.bootstrap import ratio_of_means
 
 if TYPE_CHECKING:
     import pandas as pd
-
-OWN, PROJECTED, ALLOCATED, AT_OWN_BYTES = "own", "projected", "allocated", "allocated-own"
 
 
 def engines(path: Path) -> pd.DataFrame:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvstages.analysis.engines import ALLOCATED
-from kvstages.analysis.number_text import nats, rounded
+from kvstages.analysis.number_text import interval, nats, number, rounded
 from kvstages.files.read import read_columns
+from kvstages.policies.engine_recipes import ALLOCATED
 
 FIGURES = ["limit", "mean_kl", "agreement"]
 SPREAD = [
@@ -24,7 +24,7 @@ def read_engines(tables: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found = read_columns(path, FIGURES, ["kind", "policy", "engine"], SPREAD).to_dict("records")
-    return [{name: value if isinstance(value, str) else rounded(value) for name, value in row.items()} for row in found]
+    return [{name: rounded(value) for name, value in row.items()} for row in found]
 
 
 def engine_lines(rows: Rows) -> list[str]:
@@ -44,46 +44,37 @@ def engine_lines(rows: Rows) -> list[str]:
     for row in rows:
         lines.append(
             f"| {row['engine'] or '–'} | {row['kind'] if row['engine'] else row['policy']} | {row['limit']:,} | "
-            f"{nats(row['mean_kl'])}{_ends(row, 'mean_kl', nats)} | {100 * row['agreement']:.1f} % | "
+            f"{nats(row['mean_kl'])}{interval(*_ends(row, 'mean_kl'), nats)} | {100 * row['agreement']:.1f} % | "
             f"{_times(row)} |"
         )
-    return [*lines, "", f"{verdict(rows)}"]
+    return [*lines, "", verdict(rows)]
 
 
 def verdict(rows: Rows) -> str:
-    """Whether an allocator that makes only what the engine can express beats the projected policy, engine by engine."""
+    """Whether an allocator that makes only what the engine can express beats the projected policy, engine by engine;
+    nothing where no engine has both."""
     said = []
     for row in rows:
-        if row["kind"] != ALLOCATED:
+        if row["kind"] != ALLOCATED or row["times_less"] is None:
             continue
-        low, high = _interval(row, "times_less")
-        if row["times_less"] is None:
-            continue
+        low, high = _ends(row, "times_less")
         if low is not None and low > 1:
-            said.append(f"{row['engine']}: {_times(row)} times less KL than the projected policy")
+            found = f"{_times(row)} times less KL than the projected policy"
         elif high is not None and high < 1:
-            said.append(f"{row['engine']}: more KL than the projected policy ({_times(row)} times less)")
+            found = f"more KL than the projected policy ({_times(row)} times less)"
         elif low == high == 1:
-            said.append(f"{row['engine']}: the projected policy itself")
+            found = "the projected policy itself"
         else:
-            said.append(
-                f"{row['engine']}: no less KL than the projected policy is established ({_times(row)} times less)"
-            )
-    return f"What an allocator gains that makes only what the engine can express: {'; '.join(said)}."
+            found = f"no established gain over the projected policy ({_times(row)} times less KL)"
+        said.append(f"for {row['engine']} {found}")
+    return f"To allocate only what an engine can express gives {'; '.join(said)}." if said else ""
 
 
-def _interval(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None]:
-    """Over documents, or over blocks where there are too few."""
+def _ends(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None]:
+    """The interval over documents, or over blocks where there are too few."""
     kind = "" if row[f"{name}_documents_low"] is None else "_documents"
     return row[f"{name}{kind}_low"], row[f"{name}{kind}_high"]
 
 
-def _ends(row: Mapping[str, Any], name: str, form: Any) -> str:
-    low, high = _interval(row, name)
-    return "" if low is None or high is None else f" [{form(low)}, {form(high)}]"
-
-
 def _times(row: Mapping[str, Any]) -> str:
-    if row["times_less"] is None:
-        return "–"
-    return f"{row['times_less']:.3g}{_ends(row, 'times_less', lambda value: f'{value:.3g}')}"
+    return f"{number(row['times_less'])}{interval(*_ends(row, 'times_less'), number)}"

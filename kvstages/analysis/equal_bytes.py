@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstages.analysis.entries import Input
 from kvstages.analysis.joint_table import (
     PUBLISHED,
     RANDOM,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {"comparisons": Input("comparison_files", "BUDGET/joint.csv", several=True)}
 # Of a recipe's policies, the same in all.
 COPIED = ["allocator", "sensitivity", "unit", "precisions"]
 # Where the joint KL of the random policies lies: name of the column to quantile.

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstages.analysis.entries import Input
 from kvstages.analysis.joint_table import PUBLISHED, Joint, compared, read_joint, with_figures
 from kvstages.stats.bootstrap import relative_reduction
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# Files that the figure and the table of these numbers read.
+INPUTS = {"frontier": Input("frontier_files", "joint.csv", several=True)}
 
 
 def frontier(tables: Sequence[Path]) -> pd.DataFrame:

@@ -68,10 +68,8 @@ def readme_block(record: Mapping[str, Any]) -> str:
     windows = found["windows"]
     lines = [
         f"From `demo` on one machine ({record['first']}), {windows['blocks']} held-out blocks of "
-        f"{windows['documents']} "
-        "texts. *Less KL* is against the published recipe at the same bytes. [Results](docs/results.md) have "
-        "intervals and "
-        "other machines.",
+        f"{windows['documents']} texts. *Less KL* is against the published recipe at the same bytes. "
+        "[Results](docs/results.md) have intervals and other machines.",
         "",
     ]
     findings = [
@@ -422,18 +420,19 @@ def _machines(record: Mapping[str, Any]) -> str:
 
 
 def _agreement(record: Mapping[str, Any]) -> list[str]:
-    """How far what is computed in FP32 agrees between machines; nothing where there is one machine."""
-    if len(record["machines"]) < 2:
-        return []
+    """How far what is computed in FP32 agrees between machines; nothing where no two compared at one budget."""
     comparisons = [
         {each["budget"]: each["policies"] for each in found["comparison"]} for found in record["machines"].values()
     ]
+    budgets = set.intersection(*map(set, comparisons))
+    if len(comparisons) < 2 or not budgets:
+        return []
 
     def apart(policies: Sequence[str]) -> float:
         """The largest distance of two machines' joint KL, over the larger."""
         kls = [
             [each[budget][policy]["float32"]["mean_kl"][0] for each in comparisons]
-            for budget in set.intersection(*map(set, comparisons))
+            for budget in budgets
             for policy in policies
         ]
         return max(1 - min(each) / max(each) for each in kls)

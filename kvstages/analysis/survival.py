@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstages.analysis.entries import Input
 from kvstages.files.read import read_columns
 from kvstages.policies.names import policy_order
 from kvstages.stats.bootstrap import (
@@ -18,6 +19,8 @@ from kvstages.stats.bootstrap import (
     resampled_means,
 )
 
+# Files that the figure and the table of these numbers read.
+INPUTS = {"continuations": Input("continuation_files", "CONTINUATIONS.csv")}
 CONTROL = "bf16"
 
 

@@ -1,13 +1,13 @@
 """Attention of one new token over packed tokens, without making their values.
 
-A stored key is its codes times one number, and so is a value. Scores are then the query's products with the codes,
-times those numbers; and what is added up over the values is their codes, each times its probability times that number.
-So of a value nothing is made but its code in FP32, a slice of the text at a time, for all heads at once. Sums are FP32,
-and no value is rounded to BF16 in between, as reading it back would do (``reading``).
+A stored key, or value, is its codes times its scale. So a score is the query's product with the codes of a key, times
+the scale; and the result is the sum over values of their codes, each times its probability and its scale. Only codes
+are made in FP32, a slice of the text at a time, for all heads at once. Sums are FP32. No value is rounded to BF16 in
+between, as reading it back would do (``reading``).
 
-Heads come in the order in which they are stored. Of the two INT4 codes of a byte the lower goes to the first half
-of a vector and the upper to the second: a product is the same for any order that both sides have. At the top of a
-signed byte the signs of codes need no care; they are 16 times what they are, which a factor makes good.
+Heads come in the order in which they are stored. The lower INT4 code of a byte goes to the first half of a vector and
+the upper one to the second: a product is the same for any order that both sides have. A code at the top of a signed
+byte keeps its sign and is 16 times too large; ``Order.factors`` makes that good.
 
 Axes: B sequences, H KV heads, R of them of one precision, G queries a KV head, S tokens stored, T of a slice of them,
 D head width, W bytes of a vector.
@@ -78,6 +78,7 @@ class Side(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """How many tokens are stored."""
         return self.stored[0].packed.shape[2]
 
     def expanded(self, width: int) -> Iterator[tuple[slice | None, Tensor]]:

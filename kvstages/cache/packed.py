@@ -410,18 +410,22 @@ class UnevenLayerCache:
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes of the stored codes and dense elements, of the positions seen so far."""
         return sum(side.payload_bytes for side in self.sides)
 
     @property
     def scale_bytes(self) -> int:
+        """Bytes of the scales of these positions."""
         return sum(side.scale_bytes for side in self.sides)
 
     @property
     def once_bytes(self) -> int:
+        """Bytes that are stored once for the whole cache."""
         return sum(side.once_bytes for side in self.sides)
 
     @property
     def working_bytes(self) -> int:
+        """Bytes of the working copy, beside what is stored."""
         return sum(side.working_bytes for side in self.sides)
 
 
@@ -558,18 +562,22 @@ class PackedCache:
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes of the stored codes and dense elements, of the positions seen so far."""
         return sum(layer.payload_bytes for layer in self.layers)
 
     @property
     def scale_bytes(self) -> int:
+        """Bytes of the scales of these positions."""
         return sum(layer.scale_bytes for layer in self.layers)
 
     @property
     def once_bytes(self) -> int:
+        """Bytes that are stored once for the whole cache."""
         return sum(layer.once_bytes for layer in self.layers)
 
     @property
     def working_bytes(self) -> int:
+        """Bytes of the working copy, beside what is stored."""
         return sum(layer.working_bytes for layer in self.layers)
 
 

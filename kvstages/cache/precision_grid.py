@@ -59,6 +59,7 @@ class PrecisionGrid:
 
     @classmethod
     def uniform(cls, layers: int, heads: int, precision: str) -> PrecisionGrid:
+        """Every head's keys and values at one precision."""
         return cls.of_heads([[precision] * heads] * layers)
 
     @classmethod
@@ -88,6 +89,7 @@ class PrecisionGrid:
         return cls(keys, values)
 
     def as_record(self) -> dict[str, list[list[str]]]:
+        """The opposite of ``of_record``."""
         return {"keys": [list(row) for row in self.keys], "values": [list(row) for row in self.values]}
 
     @property

@@ -268,8 +268,10 @@ class PaddedStore:
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes of the stored codes and exact tokens."""
         return sum(store.payload_bytes for _, store in self.parts.values())
 
     @property
     def scale_bytes(self) -> int:
+        """Bytes of the stored scales."""
         return sum(store.scale_bytes for _, store in self.parts.values())

@@ -17,11 +17,11 @@ from kvstages.commands import options
     "--policy", "policies", type=options.INPUT, multiple=True, required=True, help="Policy, from allocate. Repeat."
 )
 @click.option("--prompts", type=click.IntRange(min=1), required=True, help="Prompts, of evenly spaced blocks.")
+@click.option("--tokens", type=click.IntRange(min=1), required=True, help="Tokens to continue with.")
 @click.option(
-    "--tokens", type=click.IntRange(min=1), required=True, help="Tokens to continue with; the rest of a block prompts."
-)
-@click.option(
-    "--prompt", type=click.IntRange(min=1), help="Tokens of each prompt, where not all the rest of a block prompts."
+    "--prompt",
+    type=click.IntRange(min=1),
+    help="Tokens of each prompt, the first of its block. Without it all but the last tokens.",
 )
 @options.calibration
 @options.compute_dtype

@@ -1,4 +1,7 @@
-"""The decoder of a stage that measures: apart from how it measures, which a stage that trains one knows, too."""
+"""Opens the decoder of a stage that measures.
+
+Apart from ``measuring``, which stages that train use too: they open theirs otherwise.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def opened(how: Measuring, model: Path, calibration: Path | None = None) -> Decoder:
-    """The decoder that measures, its weights packed; schemes know it by a file of the stage calibrate."""
+    """The decoder, its weights packed. ``calibration``: what schemes need to know of it, from the stage calibrate."""
     from kvstages.measure.calibration import calibrated
     from kvstages.models.load import open_decoder
 

@@ -37,7 +37,7 @@ def plan(group: click.Group, jobs: Iterable[tuple[Iterable[str], str]]) -> dict[
         for line in lines(words[1:]) if words[0] == "several" else [words]:
             names, arguments = asked(group, line)
             record = {"stage": " ".join(names), "arguments": arguments, "code": stage_digest(*names)}
-            # Of the stages of a job that name a file the first makes it, and the others read it.
+            # The first stage of a job that names a file makes it; the others read it.
             written = [path for path in left if words is line or writes(line, path)]
             left = [path for path in left if path not in written]
             made.update((os.path.relpath(path), record) for path in written)

@@ -55,9 +55,8 @@ def command(
 ) -> None:
     """Score every unit at every format of some engines, from gradients.
 
-    Writes what the stage gradients writes, of the formats that the model's heads can have, and of other precisions
-    where a study needs these too. Formats with a static scale
-    need --calibration.
+    Writes what the stage gradients writes, of the formats that the model's heads can have and of each --precision.
+    Formats with a static scale need --calibration.
 
     Example: kvstages score-engines --model model.safetensors --windows windows.safetensors --engine vllm
     --calibration calibration.safetensors --output-table scores.csv --projections projections.safetensors

@@ -60,7 +60,9 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Largest gradient norm.",
         ),
-        click.option("--weight-decay", type=click.FloatRange(min=0), default=0.01, show_default=True),
+        click.option(
+            "--weight-decay", type=click.FloatRange(min=0), default=0.01, show_default=True, help="That of AdamW."
+        ),
         click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Blocks a step."),
         click.option("--seed", type=int, required=True, help="Seed of the noise, and of the order if it is shuffled."),
         click.option(

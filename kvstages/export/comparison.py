@@ -18,19 +18,17 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import by_size
 from kvstages.cache.schemes import SIDES
 from kvstages.export.engine import Cache, Engine, Layers, allocated, engine_bytes, projected
-from kvstages.export.record import PROJECTED, SCORED, setting_record
+from kvstages.export.record import SCORED, setting_record
 from kvstages.policies.budgets import Budget
+from kvstages.policies.engine_recipes import ALLOCATED, AT_OWN_BYTES, EVERY_LAYER, OWN, PROJECTED
 from kvstages.policies.recipes import Recipe
 from kvstages.scores.table import ScoreTable, read_scores
 
 if TYPE_CHECKING:
     from kvstages.models.config import DecoderShape
 
-OWN = "own"
 # What a policy's file says of itself, which a set says once.
 OF_FILE = ("schema_version", "model", "schemes", "provenance", *SCORED)
-# What of an engine's follows its name in a recipe's.
-ALLOCATED, EVERY_LAYER, AT_OWN_BYTES = "allocated", "layer", "allocated-own"
 
 
 def engine_set(

@@ -8,11 +8,12 @@ from typing import Any
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.precisions import bits_of, by_size
 from kvstages.export.engine import Cache, Engine, Layers, Widths, engine_bytes, projected
+from kvstages.policies.engine_recipes import PROJECTED
 from kvstages.policies.identity import identity_record
 from kvstages.policies.making import policy_record
 
 # How a policy came about that no allocator made.
-PROJECTED, IMPORTED = "projected", "imported"
+IMPORTED = "imported"
 # What a policy's record says of the scores behind it.
 SCORED = ("execution", "compute_dtype")
 

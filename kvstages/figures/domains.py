@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.domains import Place, read_domains
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.domains import INPUTS, Place, read_domains
+from kvstages.analysis.entries import Entry
 from kvstages.analysis.number_text import nats
 from kvstages.figures.shades import ink
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=17,
     title="Calibrated here, measured there",
-    inputs={"joints": Input("domain_joint_files", "JOINT.csv", several=True)},
+    inputs=INPUTS,
 )
 
 COLUMNS = [
@@ -71,7 +71,7 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _map(axes: Axes, table: pd.DataFrame, shade: object) -> None:
+def _map(axes: Axes, table: pd.DataFrame, shade: Callable[[float], tuple[float, ...]]) -> None:
     """One budget's cells, each with its ratio, the interval of that, and the KL."""
     made, here = _places(table, "calibrated_"), _places(table, "")
     for row in table.to_dict("records"):

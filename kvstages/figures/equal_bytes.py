@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.equal_bytes import equal_bytes
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.equal_bytes import INPUTS, equal_bytes
 from kvstages.analysis.joint_table import ARITHMETIC, PUBLISHED, RANDOM, UNIFORM, read_comparison
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import NothingToDraw, legend_below
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=10,
     title="Recipes at equal bytes",
-    inputs={
-        "comparisons": Input("comparison_files", "BUDGET/joint.csv", several=True),
-    },
+    inputs=INPUTS,
     beside=("comparison_set_files",),
 )
 

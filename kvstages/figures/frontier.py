@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.frontier import INPUTS
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint, with_figures
 from kvstages.figures.labels import Point, place_labels
 from kvstages.figures.storage_axis import storage_axis
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=11,
     title="Frontier",
-    inputs={
-        "frontier": Input("frontier_files", "joint.csv", several=True),
-    },
+    inputs=INPUTS,
 )
 
 COLUMNS = ["panel", "recipe", "policy", "total_bytes", "bf16_bytes", "kl", "kl_low", "kl_high"]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.frontier import INPUTS
 from kvstages.analysis.frontier import frontier as compare
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM
 from kvstages.figures.labels import Point, place_labels
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=14,
     title="Less KL than the published recipe",
-    inputs={
-        "frontier": Input("frontier_files", "joint.csv", several=True),
-    },
+    inputs=INPUTS,
 )
 
 COLUMNS = ["panel", "recipe", "policy", "limit", "bf16_bytes", "reduction", "reduction_low", "reduction_high", "over"]

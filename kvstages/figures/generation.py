@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.survival import CONTROL, read_runs, survival
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.survival import CONTROL, INPUTS, read_runs, survival
 from kvstages.figures.policies import coinciding
 from kvstages.figures.style import legend_below, line_style
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=16,
     title="Generated text",
-    inputs={"continuations": Input("continuation_files", "CONTINUATIONS.csv")},
+    inputs=INPUTS,
 )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.additivity import additivity
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.joint_table import RANDOM, UNIFORM
+from kvstages.analysis.additivity import INPUTS, additivity
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.joint_table import UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import legend_below, line_style
-from kvstages.policies.names import ALLOCATORS
+from kvstages.policies.names import ALLOCATORS, AT_RANDOM
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,19 +20,17 @@ if TYPE_CHECKING:
 FIGURE = Entry(
     number=12,
     title="Proxy against joint KL",
-    inputs={
-        "tables": Input("joint_files", "joint.csv", several=True),
-    },
+    inputs=INPUTS,
 )
 
 # Random policies are many: small and below all others. All are marks without lines.
 LOOKS = {
-    RANDOM: {"linestyle": "", "marker": "o", "color": RANDOM_POLICIES, "markersize": 2.4, "mew": 0, "zorder": 2}
+    AT_RANDOM: {"linestyle": "", "marker": "o", "color": RANDOM_POLICIES, "markersize": 2.4, "mew": 0, "zorder": 2}
 } | {
     allocator: {
         **line_style(index), "linestyle": "", "markersize": 4.5, "markerfacecolor": "white", "mew": 1.1, "zorder": 3
     }
-    for index, allocator in enumerate([UNIFORM, *(name for name in ALLOCATORS if name != RANDOM)])
+    for index, allocator in enumerate([UNIFORM, *(name for name in ALLOCATORS if name != AT_RANDOM)])
 }  # fmt: skip
 
 

@@ -49,16 +49,39 @@ def _finite(text: str) -> float:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors of a safetensors file and its record ({} where there is none); ValueError on any other file."""
-    return _read_safetensors(path, "pt")
+    file, record = _open_safetensors(path, "pt")
+    try:
+        with file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
+    check_tensors(path, tensors)
+    return tensors, record
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The same as arrays, without torch. ValueError also on tensors in BF16, which numpy does not know."""
-    return _read_safetensors(path, "np")
+    """The same as arrays, without torch. ValueError also on tensors in BF16, which numpy does not know.
+
+    Plain reads: where memory runs out the library prints a traceback of its own and panics.
+    """
+    import numpy as np
+
+    _, record = _open_safetensors(path, "np")
+    arrays = {}
+    for name, (shape, code, start) in sorted(_places(path).items()):
+        if code not in ARRAY_KINDS:
+            raise ValueError(f"{path}: {name} is of {code}, expected one of {', '.join(ARRAY_KINDS)}")
+        arrays[name] = np.fromfile(path, ARRAY_KINDS[code], math.prod(shape), offset=start).reshape(shape)
+    check_tensors(path, arrays)
+    return arrays, record
 
 
 # Bytes of a number, by the code that safetensors has for its kind.
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2}
+# What numpy calls the kinds that it knows.
+ARRAY_KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"} | {
+    f"{code}{8 * size}": f"<{code.lower()}{size}" for code in "IU" for size in (1, 2, 4, 8)
+}
 
 
 class TensorSlices:
@@ -74,11 +97,7 @@ class TensorSlices:
         names = sorted(file.keys())
         if name not in names:
             raise ValueError(f"{path}: holds {', '.join(names[:5]) or 'no tensors'}; expected the tensor {name}")
-        with self.path.open("rb") as plain:
-            length = int.from_bytes(plain.read(8), "little")
-            header = json.loads(plain.read(length))[name]
-        self.start = 8 + length + header["data_offsets"][0]
-        self.shape, self.code = tuple(header["shape"]), header["dtype"]
+        self.shape, self.code, self.start = _places(self.path)[name]
         if len(self.shape) != 3 or self.code not in ITEM_BYTES:
             raise ValueError(
                 f"{path}: {name} {self.shape} of {self.code}, expected blocks × tokens × vocabulary, floating point"
@@ -114,15 +133,16 @@ def _open_safetensors(path: Path, framework: str) -> tuple[Any, dict[str, Any]]:
     return file, record
 
 
-def _read_safetensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    file, record = _open_safetensors(path, framework)
-    try:
-        with file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: not a safetensors file of this project ({error})") from error
-    check_tensors(path, tensors)
-    return tensors, record
+def _places(path: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
+    """Shape, code and first byte of each tensor of a file that the library has opened."""
+    with Path(path).open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {
+        name: (tuple(tensor["shape"]), tensor["dtype"], 8 + length + tensor["data_offsets"][0])
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    }
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

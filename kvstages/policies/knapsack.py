@@ -50,11 +50,6 @@ class Frontier:
         fitting = np.flatnonzero(self.costs <= limit)
         return int(fitting[0]) if len(fitting) else None
 
-    def efficient(self) -> np.ndarray:
-        """Indices of the sizes that cost less than every smaller size: the frontier proper."""
-        before = np.minimum.accumulate(np.concatenate([[np.inf], self.costs[:-1]]))
-        return np.flatnonzero(self.costs < before)
-
 
 def common_step(size: np.ndarray) -> tuple[np.ndarray, int]:
     """Steps of each choice above its unit's smallest [U, P], and the size of a step: the greatest that fits all."""

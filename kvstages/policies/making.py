@@ -8,6 +8,7 @@ from typing import Any
 from kvstages.cache.precision_grid import PrecisionGrid, average_payload_bits, byte_record, tensor_counts
 from kvstages.policies.allocators import Move, allocate
 from kvstages.policies.budgets import Budget
+from kvstages.policies.names import AT_RANDOM
 from kvstages.scores.table import ScoreTable
 
 STEP_COLUMNS = ["step", "layer", "head", "part", "from", "to", "added_kl", "bytes_saved", "proxy", "bytes"]
@@ -35,7 +36,7 @@ def allocated_policy(
         ladder=table.ladder,
         sensitivity=table.source,
     )
-    return {**record, "seed": seed if allocator == "at-random" else None}, step_table(found.path)
+    return {**record, "seed": seed if allocator == AT_RANDOM else None}, step_table(found.path)
 
 
 def uniform_policy(name: str, precision: str, table: ScoreTable) -> tuple[dict[str, Any], dict[str, list[Any]]]:

@@ -11,7 +11,8 @@ from kvstages.policies.budgets import BITS, BYTES, NATS, Budget
 LAYER = r"\d\d+"
 DTYPE = "float32|bfloat16|float64"
 # The allocators, each a function of ``allocators``; the last part of a policy's name is its budget.
-ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", "at-random")
+AT_RANDOM = "at-random"
+ALLOCATORS = ("greedy", "exact", "by-layer", "by-depth", "reconstruction", AT_RANDOM)
 # Engines that take policies, each a class in kvstages/export.
 ENGINES = ("vllm", "modelopt", "llama-cpp", "ik-llama-cpp", "kvtuner")
 BUDGET = rf"(?:{BYTES}|{BITS}|{NATS})"

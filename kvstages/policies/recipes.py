@@ -18,6 +18,7 @@ from kvstages.cache.precisions import by_size
 from kvstages.policies.allocators import ALLOCATORS, allocate, draw, granularity
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
+from kvstages.policies.names import AT_RANDOM
 from kvstages.scores.table import ScoreTable
 
 UNIFORM = "uniform"
@@ -99,7 +100,7 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
     ``left_out``, by name. ValueError where names repeat or the first recipe sets no bytes.
     """
     _check_names(recipes)
-    if recipes[0].allocator == "at-random":
+    if recipes[0].allocator == AT_RANDOM:
         raise ValueError(f"recipe {recipes[0].name}: the first recipe sets the bytes, so it cannot be random")
     first = recipes[0].policy(budget)
     limit = first["bytes"]["total"]
@@ -107,12 +108,12 @@ def equal_bytes(recipes: Sequence[Recipe], budget: Budget, random: int, draws: i
     left_out = [recipe.name for recipe in recipes if recipe.least > limit]
     uniform = uniform_policies(recipes)
     recipes = [recipe for recipe in recipes if recipe.least <= limit]
-    policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != "at-random")]
+    policies = [first, *(recipe.policy(at_limit) for recipe in recipes[1:] if recipe.allocator != AT_RANDOM)]
     policies += uniform
     chosen = list(policies)
     spreads = []
     for recipe in recipes:
-        if recipe.allocator == "at-random":
+        if recipe.allocator == AT_RANDOM:
             rungs = draw(recipe.table, limit, max(draws, random), seed)
             policies += [
                 recipe.record(f"{recipe.name}-{number:04d}", choice, at_limit) | {"seed": seed}
@@ -177,7 +178,7 @@ def frontier_policies(recipes: Sequence[Recipe], points: int) -> dict[str, Any]:
     limits = np.linspace(dense, min(recipe.least for recipe in recipes), points).astype(int).tolist()
     limits = sorted({*limits, *(policy["bytes"]["total"] for policy in policies)}, reverse=True)
     for recipe in recipes:
-        if recipe.allocator == "at-random":
+        if recipe.allocator == AT_RANDOM:
             raise ValueError(f"recipe {recipe.name}: a frontier cannot be random")
         for limit in limits:
             if limit >= recipe.least:

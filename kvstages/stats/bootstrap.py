@@ -13,7 +13,7 @@ Bootstrap, 1993 (percentile intervals: chapter 13); Field and Welsh, Bootstrappi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -104,17 +104,6 @@ def document_interval(
     if document_count(documents) < FEWEST_DOCUMENTS:
         return None, None
     return percentile_interval(*resampled_means(values, seed=seed, documents=documents))
-
-
-def statistic_interval(statistic: Callable[..., float], *samples: np.ndarray, seed: int = 0) -> Estimate:
-    """A statistic of samples [B, ...] and its 95 % interval; it is called with resampled samples of the same shapes.
-
-    All samples are resampled together. For functions of means ``resampled_means`` is a hundred times faster.
-    """
-    arrays = [np.asarray(values) for values in samples]
-    _check_blocks(arrays)
-    draws = [statistic(*(values[draw] for values in arrays)) for draw in _draws(len(arrays[0]), seed)]
-    return Estimate(float(statistic(*arrays)), *percentile_interval(np.array(draws)))
 
 
 def paired_difference(

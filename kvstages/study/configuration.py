@@ -27,7 +27,7 @@ from kvstages.cache import schemes
 from kvstages.cache.precision_grid import UNITS
 from kvstages.cache.precisions import QUANTIZED, by_size
 from kvstages.policies.budgets import BITS, BYTES
-from kvstages.policies.names import ALLOCATORS, BUDGET, ENGINES, POLICY, policy_name, split_policy
+from kvstages.policies.names import ALLOCATORS, AT_RANDOM, BUDGET, ENGINES, POLICY, policy_name, split_policy
 from kvstages.policies.recipes import parse_recipe
 from kvstages.study import arms
 from kvstages.study.artifacts import HUGGINGFACE_SOURCES, check_artifact, check_inside
@@ -612,7 +612,7 @@ def recipes(where: str, value: Any) -> None:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         precisions(where, found.precisions)
-        if found.allocator == "at-random":
+        if found.allocator == AT_RANDOM:
             raise ValueError(f"{where}: random policies are in every comparison; expected another allocator")
 
     each(where, value, recipe, "recipes, NAME=ALLOCATOR:SOURCE:UNIT:PRECISIONS")

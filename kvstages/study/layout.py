@@ -200,11 +200,12 @@ class Studies(dict[str, Study]):
         """A pattern of the studies that answer yes to ``question``; one that nothing matches where none does."""
         return "|".join(re.escape(name) for name, study in self.items() if getattr(study, question)) or "(?!)"
 
-    def jobs(self, rule: str, question: str, wildcards: str) -> list[Job]:
+    def jobs(self, rule: str, question: str, wildcards: str, apart: str = "") -> list[Job]:
         """The rules that do the runs which each study answers to ``question``, as many a job as is configured.
 
         One a job: one rule for all studies, whose runs are named by ``wildcards``. Else rules of each study, for what a
-        job makes is written into the rule.
+        job makes is written into the rule. A study that answers yes to ``apart`` has long runs, and one in each job, so
+        that cores share them.
         """
         jobs = []
         for study in self.values():
@@ -212,6 +213,7 @@ class Studies(dict[str, Study]):
             if most == 1:
                 each = tuple(f"{{{name}}}" for name in wildcards.split())
                 return [Job(rule, "|".join(map(re.escape, self)), [each], "/" + "/".join(each))]
+            most = 1 if apart and getattr(study, apart) else most
             runs = getattr(study, question)
             parts = [runs[start : start + most] for start in range(0, len(runs), most)]
             for number, part in enumerate(parts):

@@ -129,6 +129,7 @@ class Paths(Contents):
 
     @property
     def own_sweep_files(self) -> list[str]:
+        """The sweeps of all layers in the study's own arithmetic."""
         return self.sweep_files(self.compute_dtype)
 
     def move_files(self, budget: str) -> list[str]:
@@ -172,14 +173,17 @@ class Paths(Contents):
 
     @property
     def sample_score_files(self) -> list[str]:
+        """The table of scores of the sample; none where the study measures none."""
         return self.result(f"scores/{SAMPLE}.csv") if self.sampled_units else []
 
     @property
     def gradient_score_files(self) -> list[str]:
+        """The table of scores from gradients; none where the study has none."""
         return self.result(f"scores/{GRADIENTS}.csv") if GRADIENTS in self.sources else []
 
     @property
     def projection_files(self) -> list[str]:
+        """The projections behind these."""
         return self.result("gradients/projections.safetensors") if GRADIENTS in self.sources else []
 
     def files_of(self, policies: Iterable[str], name: str) -> list[str]:
@@ -188,26 +192,32 @@ class Paths(Contents):
 
     @property
     def policy_files(self) -> list[str]:
+        """The record of every policy."""
         return self.files_of(self.policies, "policy.json")
 
     @property
     def allocated_policy_files(self) -> list[str]:
+        """The record of every allocated policy."""
         return self.files_of(self.allocated_policies, "policy.json")
 
     @property
     def greedy_policy_files(self) -> list[str]:
+        """The record of every greedy policy."""
         return self.files_of(self.greedy_policies, "policy.json")
 
     @property
     def greedy_step_files(self) -> list[str]:
+        """The steps of every greedy policy."""
         return self.files_of(self.greedy_policies, "steps.csv")
 
     @property
     def evaluation_files(self) -> list[str]:
+        """The evaluation of every policy."""
         return self.files_of(self.policies, "evaluation.json")
 
     @property
     def position_files(self) -> list[str]:
+        """The metrics at each position of every policy."""
         return self.files_of(self.policies, "positions.csv")
 
     @property
@@ -224,10 +234,12 @@ class Paths(Contents):
 
     @property
     def curve_files(self) -> list[str]:
+        """The losses of each step of every adapted model."""
         return self.result(*(f"{folder}/curve.csv" for folder in self.adapted_folders))
 
     @property
     def training_record_files(self) -> list[str]:
+        """The settings of every adapted model, and how far its weights moved."""
         return self.result(*(f"{folder}/training.json" for folder in self.adapted_folders))
 
     @property
@@ -236,6 +248,7 @@ class Paths(Contents):
         return [self.adapted_evaluation(*run) for run in self.adapted_evaluation_runs]
 
     def adapted_evaluation(self, arm: str, seed: str) -> str:
+        """What was measured of one adapted model."""
         return f"results/{self.name}/adaptation/{arm}/seed-{seed}/evaluation.csv"
 
     @property
@@ -244,6 +257,7 @@ class Paths(Contents):
         return [self.grid_file(arm) for (arm,) in self.grid_runs]
 
     def grid_file(self, arm: str) -> str:
+        """The settings that were tried for an arm."""
         return f"results/{self.name}/adaptation/{arm}/settings.csv"
 
     @property
@@ -351,14 +365,17 @@ class Paths(Contents):
 
     @property
     def predicted_set_files(self) -> list[str]:
+        """The sets of policies whose joint KL is predicted."""
         return self.predicted("policy-set.json")
 
     @property
     def predicted_joint_files(self) -> list[str]:
+        """What was measured of these on the held-out window."""
         return self.predicted("joint.csv")
 
     @property
     def prediction_files(self) -> list[str]:
+        """The predicted joint KL beside the measured one; none where the study predicts none."""
         return self.result("gradients/predictions.csv") if self.compares and self.measures_all else []
 
     @property

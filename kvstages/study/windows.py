@@ -219,11 +219,14 @@ def cut_shorter(cut: Mapping[str, Blocks], lengths: Iterable[int], prefix: Seque
     """Each window again in blocks of each of ``lengths``, from the same tokens: NAME-LENGTH.
 
     A block gives as many shorter ones, one after the other, as their length goes into its own; each starts with the
-    ``prefix``, so that a few of the block's last tokens may be left over.
+    ``prefix``, so that a few of the block's last tokens may be left over. ValueError names a window whose blocks are
+    shorter.
     """
     found = {}
     for name, blocks in cut.items():
         for length in lengths:
+            if length > blocks.tokens.shape[1]:
+                raise ValueError(f"window {name}: blocks of {blocks.tokens.shape[1]} tokens, expected {length} to cut")
             step = length - len(prefix)
             offsets = [index * step for index in range(blocks.tokens.shape[1] // length)]
             pieces = np.stack(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.analysis.domains import Place, read_domains
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.domains import INPUTS, Place, read_domains
+from kvstages.analysis.entries import Entry
 from kvstages.analysis.joint_table import ENDS
 from kvstages.tables.notes import INTERVAL_NOTE, STORAGE_NOTES, page_title, settings
 from kvstages.tables.page import Column, Section, divergence, factor, page
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=17,
     title="Calibrated here, measured there",
-    inputs={"joints": Input("domain_joint_files", "JOINT.csv", several=True)},
+    inputs=INPUTS,
 )
 
 NOTES = [

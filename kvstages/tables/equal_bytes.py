@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.equal_bytes import equal_bytes
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.equal_bytes import INPUTS, equal_bytes
 from kvstages.analysis.joint_table import ARITHMETIC, ENDS, PUBLISHED, RANDOM, UNIFORM, read_joint
 from kvstages.tables.notes import EXCESS_NOTE, PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, count, decimal, divergence, factor, page, percent, share
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=5,
     title="Recipes at equal bytes",
-    inputs={
-        "comparisons": Input("comparison_files", "BUDGET/joint.csv", several=True),
-    },
+    inputs=INPUTS,
     beside=("comparison_set_files",),
 )
 

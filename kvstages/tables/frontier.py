@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.frontier import INPUTS
 from kvstages.analysis.frontier import frontier as compare
 from kvstages.analysis.joint_table import ARITHMETIC, ENDS, UNIFORM, read_joint
 from kvstages.tables.notes import EXCESS_NOTE, PROXY_NOTE, joint_notes, page_title
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=6,
     title="Frontier",
-    inputs={
-        "frontier": Input("frontier_files", "joint.csv", several=True),
-    },
+    inputs=INPUTS,
 )
 
 COPIED = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstages.analysis.entries import Entry, Input
-from kvstages.analysis.survival import mean_of, read_runs
+from kvstages.analysis.entries import Entry
+from kvstages.analysis.survival import INPUTS, mean_of, read_runs
 from kvstages.tables.notes import page_title
 from kvstages.tables.page import Column, Section, count, decimal, page, percent
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=12,
     title="Generated text",
-    inputs={"continuations": Input("continuation_files", "CONTINUATIONS.csv")},
+    inputs=INPUTS,
 )
 
 NOTES = [

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstages.analysis.additivity import additivity, summarise
-from kvstages.analysis.entries import Entry, Input
+from kvstages.analysis.additivity import INPUTS, additivity, summarise
+from kvstages.analysis.entries import Entry
 from kvstages.analysis.joint_table import read_joint
 from kvstages.tables.notes import PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, count, decimal, divergence, page
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 TABLE = Entry(
     number=7,
     title="Proxy against joint KL",
-    inputs={
-        "tables": Input("joint_files", "joint.csv", several=True),
-    },
+    inputs=INPUTS,
 )
 
 NOTES = [

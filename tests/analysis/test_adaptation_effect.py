@@ -22,7 +22,6 @@ from kvstages.analysis.adaptation_effect import (
     sentence,
 )
 from kvstages.files.atomic import write_json
-from kvstages.stats.crossed import t_quantile
 
 RECORD = {
     "arm": "a", "control": "c", "weights_dtype": "float32", "order": "shuffled", "cache": "straight-through",
@@ -75,16 +74,13 @@ def simulated(random: np.random.Generator, effect: float, seeds: int = 5, paired
     }
 
 
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(("effect", "paired"), [(0.0, False), (-0.1, False), (-0.1, True)])
-def test_the_interval_holds_a_simulated_effect(effect, paired, monkeypatch):
-    """With Student's t to three digits, which no share of 400 trials tells from five (stats/test_crossed.py)."""
-    monkeypatch.setattr("kvstages.stats.crossed.STEPS", 5000)
-    t_quantile.cache_clear()
+def test_the_interval_holds_a_simulated_effect(effect, paired):
     random, held, trials = np.random.default_rng(1), 0, 400
     for _ in range(trials):
         row = effects(simulated(random, effect, paired=paired), LABELS).iloc[0]
         held += row["kl_effect_low"] <= effect <= row["kl_effect_high"]
-    t_quantile.cache_clear()
     # 95 % less three standard errors.
     assert held / trials >= 0.915
 

@@ -59,12 +59,12 @@ def test_the_page_states_the_tables_numbers_and_who_wins(tmp_path):
         line = next(line for line in text.splitlines() if line.startswith(f"| {row.engine} | allocated |"))
         assert f"| {row.limit:,} |" in line and f"| {row.times_less:.3g} [" in line
         assert row.times_less_low > 1
-        assert f"{row.engine}: {row.times_less:.3g} [" in verdict(rows)
-    assert "no less KL" not in verdict(rows)
+        assert f"for {row.engine} {row.times_less:.3g} [" in verdict(rows)
+    assert "no established gain" not in verdict(rows)
     ends = {f"times_less{end}": value for end, value in zip(("", "_low", "_high"), (0.5, 0.4, 0.6), strict=True)}
     worse = [row | ends if row["kind"] == "allocated" else row for row in rows]
     worse = [row | {"times_less_documents_low": None} for row in worse]
     assert verdict(worse).count("more KL than the projected policy (0.5 [0.4, 0.6] times less)") == 2
     same = [row | {f"times_less{end}": 1 for end in ("", "_low", "_high")} for row in worse]
-    assert "vllm: the projected policy itself" in verdict(same)
+    assert "for vllm the projected policy itself" in verdict(same)
     assert read_engines(tmp_path) == []

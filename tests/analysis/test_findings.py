@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 from pathlib import Path
@@ -92,6 +93,20 @@ def test_machines_are_kept_beside_each_other_the_last_one_first():
     assert record == {"first": "two", "machines": {"two": {"a": 2}, "one": {"a": 1}}}
     again = add_machine(record, "one", {"a": 3})
     assert again["first"] == "one" and again["machines"] == {"one": {"a": 3}, "two": {"a": 2}}
+
+
+def test_the_page_states_how_far_machines_agree_at_the_budgets_that_they_share(found):
+    """A second machine whose joint KL is 2 % more of a uniform policy, and 10 % more of the exact one."""
+    other = copy.deepcopy(found)
+    policies = other["comparison"][0]["policies"]
+    for name, factor in (("int8", 1 / 0.98), ("exact", 1 / 0.9)):
+        policies[name]["float32"]["mean_kl"][0] *= factor
+    text = page(add_machine(add_machine({}, "one", found), "two", other))
+    assert "their joint KL in FP32 agrees to 2.0 %" in text and "the joint KL of `exact` agrees to 10.0 % only" in text
+    for each in other["comparison"]:
+        each["budget"] = f"{each['budget']}0"
+    for machines in ({"one": found}, {"one": found, "two": other}):
+        assert "agrees to" not in page({"first": "one", "machines": machines})
 
 
 def test_the_page_states_the_numbers_in_every_arithmetic(found):

@@ -458,6 +458,11 @@ def test_proxy_joint_numbers(study, drawn):
     assert exact.get_xdata().tolist() == own["proxy"].tolist() and exact.get_ydata().tolist() == own["mean_kl"].tolist()
     below = next(line for line in axes[2].lines if line.get_label() == "exact")
     assert below.get_ydata().tolist() == own["ratio"].tolist()
+    # Random policies are many: dots under the marks of all other allocators.
+    named = {line.get_label(): line for line in axes[0].lines if not line.get_label().startswith("_")}
+    random = named.pop("at-random")
+    assert random.get_markersize() < min(line.get_markersize() for line in named.values())
+    assert random.get_zorder() < min(line.get_zorder() for line in named.values())
 
 
 def test_every_arm_has_a_mark_at_its_tick(drawn):

@@ -95,16 +95,18 @@ def both() -> dict[str, dict]:
     return found
 
 
-def test_in_fp32_single_head_kl_agrees_to_two_percent(both):
+def test_in_fp32_single_head_kl_agrees_to_one_percent_and_the_least_to_two(both):
+    # A rounding to BF16 that flips is a larger share of a smaller KL.
     for precision in ("int8", "int4"):
         one_pass = torch.tensor(both["one-pass"]["scores"][precision])
         token_by_token = torch.tensor(both["token-by-token"]["scores"][precision])
-        assert (one_pass / token_by_token - 1).abs().max() < 0.02
+        apart, least = (one_pass / token_by_token - 1).abs(), token_by_token < 1e-6
+        assert apart[~least].max() < 0.01 and (apart[least] < 0.02).all()
 
 
-def test_in_fp32_the_mean_kl_of_every_policy_agrees_to_two_percent(both):
+def test_in_fp32_the_mean_kl_of_every_policy_agrees_to_one_percent(both):
     for name, kl in both["token-by-token"]["kl"].items():
-        assert both["one-pass"]["kl"][name] == pytest.approx(kl, rel=0.02)
+        assert both["one-pass"]["kl"][name] == pytest.approx(kl, rel=0.01)
 
 
 def test_both_executions_allocate_alike(both):

@@ -130,7 +130,7 @@ def test_the_stage_compares_policies_and_a_control(folder):
     assert runs[0].documents == ["a", "b", "c", "d", "e", "e"]
 
 
-def test_a_shorter_prompt_is_the_begin_of_its_block(folder):
+def test_a_shorter_prompt_is_the_beginning_of_its_block(folder):
     assert generate("--prompts", 6, "--tokens", 5, "--prompt", 4) == (0, "")
     assert set(pd.read_csv("c.csv")["prompt_tokens"]) == {4}
     tokens = random_tokens(6)[:, :9]

@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from kvstages.stats import crossed
 from kvstages.stats.crossed import crossed_mean, t_quantile
-
-
-@pytest.fixture
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Student's t to three digits instead of five, which no share of a thousand trials tells apart."""
-    monkeypatch.setattr(crossed, "STEPS", 5000)
-    t_quantile.cache_clear()
-    yield
-    t_quantile.cache_clear()
 
 
 @pytest.mark.usefixtures("coarse")

@@ -22,7 +22,6 @@ from kvstages.stats.bootstrap import (
     relative_reduction,
     resampled_means,
     standard_error,
-    statistic_interval,
 )
 from kvstages.stats.correlation import correlation, rank_correlation
 
@@ -127,18 +126,6 @@ def test_differences_and_ratios_cover(few_resamples):
     assert 0.9 <= coverage(lambda rng: paired_difference(*pair(rng))[1:], -1.0) <= 0.98
     assert 0.9 <= coverage(lambda rng: ratio_of_means(*pair(rng))[1:], 0.8) <= 0.98
     assert 0.9 <= coverage(lambda rng: relative_reduction(*pair(rng))[1:], 0.2) <= 0.98
-
-
-def test_any_statistic_covers(monkeypatch):
-    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
-    median = lambda rng: statistic_interval(np.median, rng.normal(size=(40, 1)))[1:]  # noqa: E731
-    assert 0.88 <= coverage(median, 0.0) <= 0.98
-
-
-def test_a_statistic_that_is_a_mean_has_the_interval_of_the_mean(few_resamples):
-    values = np.random.default_rng(0).normal(size=(20, 3))
-    whole = statistic_interval(lambda rows: rows.mean(), values)
-    assert whole == pytest.approx((values.mean(), *block_interval(values)))
 
 
 def test_paired_is_narrower_than_unpaired_where_blocks_are_alike(few_resamples):

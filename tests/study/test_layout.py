@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import click
 import pytest
-from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, SCREENING, SHARED, STUDY
+from conftest import COMPARISON, DOMAINS, EXPORT, GENERATION, REPOSITORY, SCREENING, SHARED, STUDY
 
 from kvstages.analysis.entries import Entry, Input, entries
 from kvstages.cli import main
@@ -285,6 +286,26 @@ def test_one_set_alone_asks_for_its_own_files_only() -> None:
     assert sorted(found) == sorted([own.model, own.windows, *policies, *references])
 
 
+def documented() -> list[str]:
+    """Patterns of the results that docs/files.md names; a name without a folder lies beside the first of its row."""
+    found = []
+    for cell in re.findall(r"^\| (`results[^|]+)\|", (REPOSITORY / "docs" / "files.md").read_text(), re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        folder, stem = first.rstrip("/").rpartition("/")[0], first.rpartition(".")[0]
+        names = [first, *(f"{stem}{name}" if name.startswith(".") else f"{folder}/{name}" for name in others)]
+        names += others
+        found += [re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(name)) + ".*" * name.endswith("/") for name in names]
+    return found
+
+
+def test_the_page_of_files_names_every_result() -> None:
+    """In a folder of another arithmetic, too, where it says that there are some."""
+    patterns = documented()
+    for path in study(FULL).output_files:
+        plain = re.sub(r"/(bfloat16|exact-cache)/", "/", path)
+        assert any(re.fullmatch(each, name) for each in patterns for name in (path, plain)), path
+
+
 def test_options_of() -> None:
     assert options_of("--x", ["a", "b"]) == ["--x", "a", "--x", "b"]
 
@@ -421,3 +442,20 @@ def test_recipes_of_a_study_are_measured_beside_the_others_and_their_precisions_
     own = study(HUGGINGFACE, comparison={**COMPARISON, "recipes": [more]})
     assert more in own.equal_bytes_arguments and more in own.frontier_arguments
     assert "centred4" in own.gradient_arguments and "centred4" not in study(HUGGINGFACE).gradient_arguments
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_each_set_of_policies_of_a_hugging_face_model_is_a_job_of_its_own(most: int) -> None:
+    """Of every number of runs that a job takes; and each run of each study is done by one job."""
+    shared = {**SHARED, "runs_a_job": most}
+    small = Study("small", COMPARED, shared, FIGURES, TABLES)
+    large = Study("large", HUGGINGFACE, shared, FIGURES, TABLES)
+    jobs = Studies(small=small, large=large).jobs("measure", "joint_runs", "measured", apart="is_huggingface")
+    if most == 1:
+        assert [(job.studies, job.runs) for job in jobs] == [("small|large", [("{measured}",)])]
+        return
+    assert [job.runs for job in jobs if job.studies == "large"] == [[run] for run in large.joint_runs]
+    of_small = [job.runs for job in jobs if job.studies == "small"]
+    assert [run for runs in of_small for run in runs] == small.joint_runs
+    assert [len(runs) for runs in of_small] == ([2, 2, 1] if most == 2 else [5])
+    assert len({job.name for job in jobs}) == len({(job.studies, job.place) for job in jobs}) == len(jobs)

@@ -399,6 +399,7 @@ def test_the_stage_cuts_the_same_tokens_into_blocks_of_each_length(domains, mode
         ),
         ("documents:4,blocks:4,seed:0,of:18*", [8], 8, "window a: 3 of 3 documents left are long enough for 1 blocks"),
         ("documents:1,blocks:3,seed:0,of:18*", [8], 8, "window a: 0 of 3 documents left are long enough for 3 blocks"),
+        ("documents:1,blocks:1,seed:0", [16], 8, "window a: blocks of 8 tokens, expected 16 to cut"),
         ("documents:1,blocks:1,seed:0", [8, 32], 32, "domains.lengths: 32, expected at most the model's context of 16"),
     ],
 )

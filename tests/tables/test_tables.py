@@ -323,6 +323,7 @@ def test_domains(study, tmp_path):
     [
         ({"window": "validation"}, "joint.csv: 'validation', expected DOMAIN-LENGTH, such as letters-64"),
         ({"sensitivity": "gradients"}, "joint.csv: 'gradients', expected DOMAIN-LENGTH, such as letters-64"),
+        ({"policy": "letters-64"}, "joint.csv: policy letters-64, expected letters-64-BUDGET, as -5bits"),
         ({"window": "validation-poems-64"}, "no policy of 5bits that was calibrated on poems, blocks of 64"),
     ],
 )

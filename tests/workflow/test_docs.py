@@ -12,6 +12,8 @@ import pytest
 from command_lines import check_call
 from conftest import REPOSITORY, Project
 
+from benchmarks.summary import page as page_of_ratios
+
 README = REPOSITORY / "README.md"
 METHOD = REPOSITORY / "docs" / "method.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -56,6 +58,12 @@ def headings(page: Path) -> list[str]:
 @pytest.mark.parametrize("section", references())
 def test_a_section_that_the_code_names_is_a_heading_of_the_method(section: str) -> None:
     assert section in headings(METHOD), f"named by {', '.join(references()[section])}"
+
+
+def test_the_page_of_ratios_is_what_its_tables_say() -> None:
+    """The page on speed quotes no other."""
+    results = REPOSITORY / "benchmarks" / "results"
+    assert (results / "ratios.md").read_text(encoding="utf-8") == page_of_ratios(results)
 
 
 def test_the_readme_has_at_most_900_words() -> None:

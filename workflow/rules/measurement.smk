@@ -1,7 +1,8 @@
 """What a policy does to the whole model: reference logits, then every policy measured jointly against them.
 
 An allocated policy is measured in a job of its own, so that a budget can be tried again alone. The uniform ones, and the
-sets of policies of comparison, screening and export, are measured by one job each kind.
+sets of policies of comparison, screening and export, are measured by one job each kind; of a Hugging Face model each set
+by a job of its own, for these take minutes. The longest jobs have priority, so that no core waits for one at the end.
 
 Needs: resources/{study}/model.safetensors, results/{study}/windows.safetensors, results/{study}/policies/{policy}/policy.json,
 results/{study}/comparison/{budget}/policy-set.json and refined.json, and the sets of frontier, screening and export.
@@ -99,7 +100,7 @@ for job in STUDIES.jobs("evaluate_uniform", "uniform_runs", "uniform"):
             "kvstages several {params.stages:q} 2> {log}"
 
 
-for job in STUDIES.jobs("evaluate_policy_sets", "joint_runs", "measured"):
+for job in STUDIES.jobs("evaluate_policy_sets", "joint_runs", "measured", apart="is_huggingface"):
 
     rule:
         name:
@@ -114,6 +115,7 @@ for job in STUDIES.jobs("evaluate_policy_sets", "joint_runs", "measured"):
             f"benchmarks/evaluate_policy_sets/{{study}}{job.place}.tsv"
         wildcard_constraints:
             study=job.studies,
+        priority: 1
         threads: config["threads"]
         resources:
             gpu=GPUS,
@@ -138,6 +140,7 @@ rule generate_text:
         "logs/generate_text/{study}.log",
     benchmark:
         "benchmarks/generate_text/{study}.tsv"
+    priority: 1
     threads: config["threads"]
     resources:
         gpu=GPUS,
