@@ -27,7 +27,7 @@ import transformers
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvstages import MixedPrecisionCache
-from kvstages.cache.attention import attend
+from kvstages.cache.attention import SLICE_CODES, attend
 from kvstages.cache.packed import append_all
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.files.atomic import write_table, write_text
@@ -36,6 +36,8 @@ from kvstages.provenance.environment import processor
 LAYERS, HEADS, QUERY_HEADS, WIDTH, VOCABULARY = 30, 3, 9, 64, 49152
 # Exact tokens after which the library's caches quantize, and the first steps, which warm up.
 RESIDUAL, WARM_UP = 128, 3
+# Processes that measure a cache's peak.
+TURNS = 5
 BACKENDS = {"quanto": "optimum.quanto", "hqq": "hqq"}
 # A policy as allocators make them: most heads in INT4, some in INT8, few in BF16.
 ROWS = [["int4", "int8", "bf16"], ["int4", "int4", "int8"], ["int4", "int4", "int4"]]
@@ -146,10 +148,11 @@ def speed(context: int, batch: int, steps: int) -> dict[str, Any]:
 
 
 def memory(cache: str, context: int, batch: int, steps: int = 4) -> dict[str, Any]:
-    """Peak memory of a process that runs one cache, beside what the cache holds."""
+    """Peak memory of a process that runs one cache, with a prompt and some steps, beside what the cache holds."""
     decoder = model()
     chosen = cache_of(cache, decoder)
-    fill(decoder, chosen, batch, context)
+    prompt = torch.randint(VOCABULARY, (batch, context), generator=torch.Generator().manual_seed(1))
+    decoder(input_ids=prompt, cache=chosen, use_cache=True, logits_to_keep=1)
     for number in range(steps):
         step(decoder, chosen, batch, number)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -164,9 +167,12 @@ def profile(context: int, batch: int) -> dict[str, Any]:
         fill(decoder, cache, batch, context)
     store, past = ours.layers[0].store, dense.layers[0]
     queries, *own = (torch.randn(batch, heads, 1, WIDTH).bfloat16() for heads in (QUERY_HEADS, HEADS, HEADS))
-    sides = [store.stored(side) for side in range(2)]
-    weights = torch.rand(batch * HEADS, QUERY_HEADS // HEADS, context)
-    codes = torch.randn(batch * HEADS, context, WIDTH)
+    at_once = 2 * batch * HEADS * context * WIDTH <= SLICE_CODES
+    group = QUERY_HEADS // HEADS
+    if at_once:
+        room, asking = torch.empty(batch, 2 * HEADS, context, WIDTH), torch.randn(batch, HEADS, group, WIDTH)
+    else:
+        weights, codes = torch.rand(batch * HEADS, group, context), torch.randn(batch * HEADS, context, WIDTH)
     seen = torch.empty(batch, 2 * HEADS, context, WIDTH, dtype=torch.bfloat16)
     new = torch.randn(batch, 2 * HEADS, 1, WIDTH).bfloat16()
 
@@ -176,14 +182,28 @@ def profile(context: int, batch: int) -> dict[str, Any]:
         for each in stores:
             each.crop(1)
 
+    def in_fp32() -> None:
+        if at_once:
+            store.stored(None).stored[0].scaled(room)
+        else:
+            for side in range(2):
+                list(store.stored(side).expanded(WIDTH))
+
+    def products() -> None:
+        if at_once:
+            scaled_dot_product_attention(asking, *room.chunk(2, dim=1))
+        else:
+            torch.bmm(weights[..., :WIDTH], codes.mT)
+            torch.bmm(weights, codes)
+
     parts = {
         "DynamicCache: append": lambda: [torch.cat((past.keys, own[0]), dim=2) for _ in range(2)],
         "DynamicCache: attention": lambda: scaled_dot_product_attention(
             queries, past.keys, past.values, enable_gqa=True
         ),
-        "INT4: attention": lambda: attend(queries, *sides, own, WIDTH**-0.5),
-        "of it: codes to FP32": lambda: [list(side.expanded(WIDTH)) for side in sides],
-        "of it: products with codes": lambda: (torch.bmm(weights[..., :WIDTH], codes.mT), torch.bmm(weights, codes)),
+        "INT4: attention": lambda: attend(queries, store, own, WIDTH**-0.5),
+        "of it: codes to FP32": in_fp32,
+        "of it: products with codes": products,
         "reconstructing values instead": lambda: store.reconstruct_into(seen),
     }
     found = {name: 1e3 * LAYERS * statistics.median(seconds(part) for _ in range(15)) for name, part in parts.items()}
@@ -203,7 +223,7 @@ def seconds(function: Callable[[], Any]) -> float:
 CASES = {"speed": speed, "memory": memory, "profile": profile}
 # Contexts and batches, and steps: fewer of them where one takes long.
 SIZES = [
-    {"context": context, "batch": batch, "steps": 23 if context * batch <= 4096 else 8}
+    {"context": context, "batch": batch, "steps": 47 if batch == 1 else 23 if context * batch <= 4096 else 8}
     for batch in (1, 8)
     for context in (256, 1024, 4096)
 ]
@@ -217,6 +237,18 @@ def run(case: str, **options: Any) -> dict[str, Any]:
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     print(*words, done.stdout.splitlines()[-1], flush=True)
     return {**options, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def memories(context: int, batch: int) -> list[dict[str, Any]]:
+    """Peaks of every cache: median, least and largest of processes, in turns."""
+    found = [run("memory", cache=name, context=context, batch=batch) for _ in range(TURNS) for name in available()]
+    table = []
+    for name in available():
+        own = [row for row in found if row["cache"] == name]
+        peaks = sorted(row["peak_bytes"] for row in own)
+        middle = {"peak_bytes": int(statistics.median(peaks)), "least": peaks[0], "largest": peaks[-1]}
+        table.append({**own[0], **middle, "processes": len(own)})
+    return table
 
 
 def page(speeds: list[dict[str, Any]], memories: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> str:
@@ -234,14 +266,16 @@ def page(speeds: list[dict[str, Any]], memories: list[dict[str, Any]], profiles:
                "int4 over what it stores": row["resident_int4"] / row["stored_int4"]}
               for size, row in zip(sizes, speeds, strict=True)]  # fmt: skip
     peak = [{"cache": row["cache"], "holds, MB": row["resident_bytes"] / 1e6, "peak of the process, MB":
-             row["peak_bytes"] / 1e6} for row in memories]  # fmt: skip
+             "{:.0f} [{:.0f}, {:.0f}]".format(*(row[what] / 1e6 for what in ("peak_bytes", "least", "largest"))),
+             "processes": row["processes"]} for row in memories]  # fmt: skip
     return (
         f"On {os.cpu_count()} cores of {processor()}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, one thread, processor time.\n\n"
         f'## Speed over DynamicCache\'s\n\nMedian over steps, and quartiles. "between": without the steps in which the '
         f"library's cache quantizes.\n\n{table(rate)}\n"
         f"## Resident bytes over DynamicCache's\n\n{table(bytes_)}\n"
-        f"## Peak memory, 4,096 tokens, one sequence\n\n{table(peak)}\n"
+        f"## Peak memory, a prompt of 4,096 tokens and 4 steps, one sequence\n\n"
+        f"Median, least and largest of processes, those of all caches in turn.\n\n{table(peak)}\n"
         f"## Milliseconds of a step\n\n{table(profiles)}"
     )
 
@@ -259,7 +293,7 @@ def main() -> None:
     folder = parser.parse_args().output
     found = {
         "": [run("speed", **size) for size in SIZES],
-        "-memory": [run("memory", cache=name, context=4096, batch=1) for name in available()],
+        "-memory": memories(context=4096, batch=1),
         "-profile": [run("profile", context=context, batch=1) for context in (256, 1024, 4096)],
     }
     for name, rows in found.items():

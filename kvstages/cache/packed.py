@@ -90,14 +90,18 @@ class LayerCache:
         }
         self.unsettled: Tensor | None = None
         # One number, where there is one precision, saves a step operations.
-        alike = self.read.uniform and bool(self.read.quantized)
-        self.levels = MAX_CODES[self.read.quantized[0]] if alike else self.read.levels
+        self.alike = self.read.uniform and bool(self.read.quantized)
+        self.levels = MAX_CODES[self.read.quantized[0]] if self.alike else self.read.levels
         # Rows as numbers: a step that asks a GPU for them would wait for it.
         self.places = {name: rows.tolist() for name, rows in self.read.rows.items()}
         self.dense_places, self.quantized_places = self.read.dense_rows.tolist(), self.read.quantized_rows.tolist()
         self.group_places = [group.rows.tolist() for group in self.read.groups]
         self.foldable = self._foldable()
-        self.sides = [self._arranged(side) for side in range(2)] if self.foldable else []
+        if self.foldable:
+            heads, all_rows = self.heads, range(len(row))
+            self.sides = {side: self._arranged(rows) for side, rows in
+                          ((0, all_rows[:heads]), (1, all_rows[heads:]), (None, all_rows))}  # fmt: skip
+            self.arrangements = self.sides[0][1], self.sides[1][1]
 
     def update(self, both: Tensor) -> Tensor:
         """Append T positions [B, 2H, T, D]; return what their attention sees, [B, 2H, S, D]: the reconstructed past,
@@ -106,9 +110,10 @@ class LayerCache:
         new = self._turn(both) if self.turned else both
         if not self.working_copy:
             self.append(both)
+            if not start:
+                return new
             seen = both.new_empty((*both.shape[:2], stop, self.head_dim))
-            if start:
-                self.reconstruct_into(seen)
+            self.reconstruct_into(seen)
             seen[:, :, start:] = new
             return seen
         self._reserve(stop)
@@ -203,19 +208,19 @@ class LayerCache:
         published = self.read.quantized and not self.groups and not self.read.nulls
         return bool(published) and not self.working_copy and self.head_dim % 2 == 0
 
-    def _arranged(self, side: int) -> tuple[list[tuple[str, slice | None, slice, slice | None]], Arrangement]:
-        """How keys (side 0) or values (1) are stored: of each precision its heads (None: all), its rows among those of
-        its name, and those among the scales; and the order of the heads (see ``attention``)."""
+    def _arranged(self, rows: range) -> tuple[list[tuple[str, slice | None, slice, slice | None]], Arrangement]:
+        """How keys, values or both, by their rows, are stored: of each precision its heads (None: all), its rows among
+        those of its name, and those among the scales; and the order of the heads (see ``attention``)."""
         parts, order, first = [], [], 0
         for name, places in self.places.items():
-            here = [index for index, row in enumerate(places) if row // self.heads == side]
+            here = [index for index, row in enumerate(places) if row in rows]
             if here:
                 # Rows ascend, so those of one side stand together.
                 start, stop = here[0], here[-1] + 1
                 scales = None if name == "bf16" else slice(first + start, first + stop)
-                heads = None if len(here) == self.heads else slice(len(order), len(order) + len(here))
+                heads = None if len(here) == len(rows) else slice(len(order), len(order) + len(here))
                 parts.append((name, heads, slice(start, stop), scales))
-                order += [(places[index] % self.heads, name) for index in here]
+                order += [(places[index] - rows.start, name) for index in here]
             first += len(places)
         return parts, arrangement(tuple(order))
 
@@ -287,8 +292,8 @@ class LayerCache:
         for places, (_, store) in zip(self.group_places, self.groups, strict=True):
             put(out, places, store.read())
 
-    def stored(self, side: int) -> Side:
-        """The keys (side 0) or values (1) as they are stored; where ``foldable``."""
+    def stored(self, side: int | None) -> Side:
+        """The keys (side 0), the values (1) or both (None) as they are stored; where ``foldable``."""
         parts, arranged = self.sides[side]
         found = []
         for name, heads, rows, scales in parts:

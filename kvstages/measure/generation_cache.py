@@ -29,6 +29,7 @@ from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.rounding import STORAGE, storage_rounding
 from kvstages.cache.schemes import SIDES, precision
 from kvstages.cache.sides import join, part
+from kvstages.cache.stores import grown
 from kvstages.files.read import read_json
 from kvstages.measure.calibration import read_contexts
 from kvstages.measure.stored_attention import LIBRARY, Trial, attending
@@ -58,26 +59,7 @@ class MixedLayer(CacheLayerMixin):
         self.store: LayerCache | UnevenLayerCache | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        grid, widths = self.cache.grid, (key_states.shape[3], value_states.shape[3])
-        keys, values = grid.keys[self.layer], grid.values[self.layer]
-        options = {
-            "batch": key_states.shape[0],
-            "arithmetic": key_states.dtype,
-            "dense_storage": STORAGE,
-            "layer": self.layer,
-            "capacity": key_states.shape[2],
-            "working_copy": self.cache.working_copy,
-            "device": key_states.device,
-            "contexts": self.cache.contexts,
-            "padding": self.cache.padding,
-        }
-        if widths[0] == widths[1]:
-            self.store = LayerCache(keys + values, head_dim=widths[0], **options)
-        else:
-            sides = zip((keys, values), widths, SIDES, strict=True)
-            self.store = UnevenLayerCache(
-                *(LayerCache(row, head_dim=width, sides=side, **options) for row, width, side in sides)
-            )
+        self.store = self.cache.store_of(self.layer, key_states, value_states)
         self.device, self.is_initialized = key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -111,8 +93,7 @@ class MixedLayer(CacheLayerMixin):
 
     def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None) -> Tensor:
         """Attention [B, G · H, 1, D] of a token with its ``own`` key and value (see ``cache.attention``)."""
-        keys, values = (self.store.stored(side) for side in range(2))
-        return attend(queries, keys, values, own, scaling, mask)
+        return attend(queries, self.store, own, scaling, mask)
 
     def get_seq_length(self) -> int:
         return 0 if self.store is None else self.store.length
@@ -196,6 +177,8 @@ class MixedPrecisionCache(transformers.Cache):
         self.running: ExitStack | None = None
         self.handed: tuple[MixedLayer, tuple[Tensor, Tensor]] | None = None
         self.unstored: list[tuple[MixedLayer, Tensor]] = []
+        # Stores of layers that have no tokens yet in the forward pass under way, by layer.
+        self.prepared: dict[int, LayerCache | UnevenLayerCache] = {}
         # Padding of the sequences [B]; whether more of it may follow, and whether more did in this forward pass.
         self.padding: Tensor | None = None
         self.padding_may_grow = self.padding_grew = False
@@ -248,6 +231,7 @@ class MixedPrecisionCache(transformers.Cache):
 
     def end(self, done: bool) -> None:
         """The forward pass is over: store its tokens that are not yet; none of one that was broken off."""
+        self.prepared.clear()
         if self.running is None:
             return
         self.running.close()
@@ -257,6 +241,36 @@ class MixedPrecisionCache(transformers.Cache):
         for layer, both in unstored:
             check_finite(both, layer.layer)
         append_all([layer.store for layer, _ in unstored], [both for _, both in unstored])
+
+    def store_of(self, layer: int, keys: Tensor, values: Tensor) -> LayerCache | UnevenLayerCache:
+        """The store of a layer that has none, for tokens [B, H, T, D] like these.
+
+        Later layers get theirs at the same time. A forward pass frees large tensors all the time; a store that takes a
+        piece of such a gap leaves one that the next layer's tensors do not fit into, and the process grows.
+        """
+        if layer not in self.prepared:
+            empty = [each for each in range(layer, len(self.layers)) if self.layers[each].store is None]
+            self.prepared = {each: self._store(each, keys, values) for each in empty}
+        return self.prepared.pop(layer)
+
+    def _store(self, layer: int, keys: Tensor, values: Tensor) -> LayerCache | UnevenLayerCache:
+        """A store with room for tokens like these, and for some that follow."""
+        widths, rows = (keys.shape[3], values.shape[3]), (self.grid.keys[layer], self.grid.values[layer])
+        options = {
+            "batch": keys.shape[0],
+            "arithmetic": keys.dtype,
+            "dense_storage": STORAGE,
+            "layer": layer,
+            "capacity": grown(keys.shape[2]),
+            "working_copy": self.working_copy,
+            "device": keys.device,
+            "contexts": self.contexts,
+            "padding": self.padding,
+        }
+        if widths[0] == widths[1]:
+            return LayerCache(rows[0] + rows[1], head_dim=widths[0], **options)
+        sides = zip(rows, widths, SIDES, strict=True)
+        return UnevenLayerCache(*(LayerCache(row, head_dim=width, sides=side, **options) for row, width, side in sides))
 
     def hand(self, layer: MixedLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """A token's keys and values [B, H, 1, D] of a layer, as they are: the attention that comes next is theirs."""

@@ -42,7 +42,7 @@ def values(batch: int, rows: int, tokens: int, width: int, dtype: torch.dtype = 
     width=st.sampled_from([2, 6, 64]),
     tokens=st.integers(1, 40),
     mask=st.sampled_from(sorted(MASKS)),
-    most=st.sampled_from([1 << 6, 1 << 19]),
+    most=st.sampled_from([1 << 6, 1 << 9, 1 << 19]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 9),
 )
@@ -60,7 +60,7 @@ def test_it_is_the_attention_to_what_is_defined(names, batch, group, width, toke
     seen = MASKS[mask](batch, tokens + 1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(attention, "SLICE_CODES", most)
-        found = attend(queries, cache.stored(0), cache.stored(1), own, 0.3, seen)
+        found = attend(queries, cache, own, 0.3, seen)
     back = torch.empty(batch, 2 * heads, tokens, width)
     cache.reconstruct_into(back)
     keys, stored = (torch.cat(pair, dim=2).double() for pair in zip(back.chunk(2, dim=1), own, strict=True))
@@ -72,12 +72,14 @@ def test_it_is_the_attention_to_what_is_defined(names, batch, group, width, toke
     assert torch.allclose(found.double(), expected, rtol=1e-5 if dtype == torch.float32 else 2**-8, atol=1e-4)
 
 
-def test_a_query_that_sees_nothing_takes_nothing():
+@pytest.mark.parametrize("most", [1 << 6, 1 << 19])
+def test_a_query_that_sees_nothing_takes_nothing(monkeypatch, most):
+    monkeypatch.setattr(attention, "SLICE_CODES", most)
     cache, queries = layer(["int4", "int8"], 2, 6, 5), torch.randn(2, 3, 1, 6)
     own = values(2, 2, 1, 6).chunk(2, dim=1)
     seen = torch.tensor([[False] * 6, [True] * 6]).view(2, 1, 1, 6)
-    found = attend(queries, cache.stored(0), cache.stored(1), own, 0.3, seen)
-    assert not found[0].any() and torch.equal(found[1], attend(queries, cache.stored(0), cache.stored(1), own, 0.3)[1])
+    found = attend(queries, cache, own, 0.3, seen)
+    assert not found[0].any() and torch.equal(found[1], attend(queries, cache, own, 0.3)[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

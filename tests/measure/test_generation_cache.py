@@ -20,10 +20,11 @@ from models import identified
 
 import kvstages
 from kvstages import MixedPrecisionCache
-from kvstages.cache.packed import PackedCache
+from kvstages.cache.packed import LayerCache, PackedCache
 from kvstages.cache.precision_grid import PrecisionGrid, policy_bytes
 from kvstages.cache.schemes import precision
 from kvstages.files.atomic import write_json
+from kvstages.measure import generation_cache
 from kvstages.measure.calibration import calibrate, write_contexts
 from kvstages.measure.generation_cache import MixedLayer, opened
 from kvstages.models.huggingface import HuggingFaceDecoder
@@ -467,6 +468,31 @@ def test_a_shorter_prompt_after_reset_finds_a_fresh_cache(exact):
     assert cache.get_seq_length() == cache.payload_bytes == 0
     second = generated(exact, prompt(2, 4), cache)
     assert same(second, generated(exact, prompt(2, 4), MixedPrecisionCache(mixed(), exact)))
+
+
+def test_stores_are_made_with_the_first_layers(exact, monkeypatch):
+    """Between those made later there would be gaps. A forward pass that is broken off leaves none behind, neither in
+    memory, which ``resident_bytes`` would not count, nor for other sequences."""
+    made, store = [], generation_cache.LayerCache
+
+    def making(*given: Any, **named: Any) -> LayerCache:
+        made.append(named["layer"])
+        return store(*given, **named)
+
+    monkeypatch.setattr(generation_cache, "LayerCache", making)
+
+    def broken(*_: Any) -> None:
+        assert made == list(range(LAYERS))
+        raise RuntimeError("broken off")
+
+    cache, hook = MixedPrecisionCache(mixed(), exact), exact.model.layers[1].register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="broken off"):
+        forward(exact, prompt(2), cache)
+    assert not cache.prepared
+    hook.remove()
+    cache.reset()
+    found = generated(exact, prompt(), cache)
+    assert same(found, generated(exact, prompt(), MixedPrecisionCache(mixed(), exact)))
 
 
 def test_beams_and_assistants_of_a_mixed_policy_are_those_of_the_plain_search(exact):
