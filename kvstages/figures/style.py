@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from kvstages.files.atomic import write_bytes, write_table
 
@@ -41,7 +41,9 @@ STYLE = {
     "ytick.labelsize": 8,
     "xtick.major.width": 0.7,
     "ytick.major.width": 0.7,
-    "savefig.dpi": 200,
+    # What is measured to lay a figure out is what the PNG shows.
+    "figure.dpi": 200,
+    "savefig.dpi": "figure",
     "svg.hashsalt": "kvstages",
 }
 
@@ -93,6 +95,13 @@ def style() -> Iterator[None]:
         yield
 
 
+def lay_out(figure: Figure) -> None:
+    """Give the axes their places, for good: otherwise each drawing of the figure would start with that."""
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
 class NothingToDraw(Exception):
     """A figure has no points; the message says why, and stands in the figure's place."""
 
@@ -114,25 +123,12 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
             figure = draw(table)
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
-        _save(figure, pictures)
+        lay_out(figure)
+        figure.savefig(pictures["png"], format="png", metadata={"Software": None})
+        figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
     write_table(output.with_suffix(".csv"), table, table.columns)
     for suffix, picture in pictures.items():
         write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
-
-
-def _save(figure: Figure, pictures: Mapping[str, BinaryIO]) -> None:
-    """Draw a figure as PNG and as SVG: its layout is found once, and each picture is drawn once.
-
-    ``Figure.savefig`` finds the layout anew for each picture, in a pass of its own through all that it will draw.
-    """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
-    FigureCanvasAgg(figure).print_png(pictures["png"], metadata={"Software": None})
-    figure.set_layout_engine("none")
-    FigureCanvasSVG(figure).print_svg(pictures["svg"], metadata={"Date": None, "Creator": None})
 
 
 def note(text: str) -> Figure:
