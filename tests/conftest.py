@@ -23,6 +23,11 @@ from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.ledger import sha256
 
 REPOSITORY = Path(__file__).parents[1]
+# Tensors are small: threads would wait for each other, and spin while they do. PyTorch reads this when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Every worker and every process of a workflow imports the same modules, which are compiled once, whatever is said here.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Fewer draws than Hypothesis makes by default, new ones each time; none fails because a machine is busy.
 settings.register_profile("kvstages", max_examples=40, deadline=None)
 settings.load_profile("kvstages")

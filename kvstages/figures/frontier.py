@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.frontier import INPUTS
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint, with_figures
-from kvstages.figures.labels import place_labels
+from kvstages.figures.labels import Point, place_labels
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
@@ -60,16 +60,21 @@ def draw(table: pd.DataFrame) -> Figure:
     panels = list(dict.fromkeys(table["panel"]))
     families = [recipe for recipe in dict.fromkeys(table["recipe"]) if recipe != UNIFORM]
     figure = Figure(figsize=(7.2, 0.8 + 4.2 * len(panels)), layout="constrained")
+    named = []
     for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels, strict=True):
-        _panel(axes, table[table["panel"] == panel], families)
+        named.append((axes, *_panel(axes, table[table["panel"] == panel], families)))
         axes.set_title(panel)
     figure.suptitle("Frontier: KL of each family of policies", x=0.01, ha="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     legend_below(figure, handles, labels, handlelength=4)
+    place_labels(figure, named)
     return figure
 
 
-def _panel(axes: Axes, table: pd.DataFrame, families: Sequence[str]) -> None:
+def _panel(
+    axes: Axes, table: pd.DataFrame, families: Sequence[str]
+) -> tuple[list[tuple[str, float, float]], list[Point]]:
+    """Draw a panel; its labels, and the points that they avoid."""
     scale = ZeroStrip(axes, "y", table[["kl", "kl_low", "kl_high"]].to_numpy().ravel())
     storage_axis(axes, table)
     drawn = []
@@ -90,10 +95,10 @@ def _panel(axes: Axes, table: pd.DataFrame, families: Sequence[str]) -> None:
     axes.plot(x, middle, "s", color="white", markeredgecolor="#1b1b1b", mew=1.4, markersize=7, label=UNIFORM, zorder=5)
     axes.set_ylabel("mean held-out KL, 95 % interval (nats)")
     labels = [(policy.upper(), *place) for policy, *place in zip(uniform["policy"], x, middle, strict=True)]
-    place_labels(axes, labels, drawn + [(x, y) for _, x, y in labels])
+    return labels, drawn + [(x, y) for _, x, y in labels]
 
 
-def _along(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
+def _along(x: np.ndarray, y: np.ndarray) -> list[Point]:
     """Points close together on the line through (x, y) on a logarithmic axis, which labels avoid."""
     import numpy as np
 

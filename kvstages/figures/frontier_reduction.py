@@ -11,7 +11,7 @@ from kvstages.analysis.entries import Entry
 from kvstages.analysis.frontier import INPUTS
 from kvstages.analysis.frontier import frontier as compare
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM
-from kvstages.figures.labels import place_labels
+from kvstages.figures.labels import Point, place_labels
 from kvstages.figures.style import legend_below, line_style
 
 if TYPE_CHECKING:
@@ -66,17 +66,22 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(10.0, 1.0 + 3.4 * rows), layout="constrained")
     figure.suptitle("Less KL than the published recipe at the same bytes", x=0.01, ha="left")
     grid = list(figure.subplots(rows, 2, squeeze=False).flat)
+    named = []
     for axes, panel in zip(grid, panels, strict=False):
-        _panel(axes, table[table["panel"] == panel], families)
+        named.append((axes, *_panel(axes, table[table["panel"] == panel], families)))
         axes.set_title(panel)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     legend_below(figure, handles.values(), handles)
+    place_labels(figure, named)
     return figure
 
 
-def _panel(axes: Axes, table: pd.DataFrame, families: Sequence[str]) -> None:
+def _panel(
+    axes: Axes, table: pd.DataFrame, families: Sequence[str]
+) -> tuple[list[tuple[str, float, float]], list[Point]]:
+    """Draw a panel; its labels, and the points that they avoid."""
     from matplotlib.ticker import PercentFormatter
 
     axes.axhline(0, color="#1b1b1b", lw=1.0, zorder=1)
@@ -100,4 +105,4 @@ def _panel(axes: Axes, table: pd.DataFrame, families: Sequence[str]) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("cache of one block, batch 1: payload plus scales (KiB)")
     axes.set_ylabel(f"less, 95 % interval over {table['over'].iloc[0]}")
-    place_labels(axes, [(name.upper(), *at) for name, at in zip(uniform["policy"], places, strict=True)], drawn)
+    return [(name.upper(), *at) for name, at in zip(uniform["policy"], places, strict=True)], drawn

@@ -84,7 +84,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.set_ylabel("calibration proxy: sum of single-head KL (nats)")
     figure.suptitle("The greedy path: proxy against storage (a proxy, not a bound)", x=0.01, ha="left")
     drawn = list(zip(table["total_bytes"] / 1024, scale.place(table["proxy"]), strict=True))
-    place_labels(axes, labels, drawn)
+    place_labels(figure, [(axes, labels, drawn)])
     return figure
 
 

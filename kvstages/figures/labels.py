@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from kvstages.figures.style import lay_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.figure import Figure
 
 # Unit directions in the order tried: right and left first, where a label reads best.
 _DIRECTIONS = [(1, 0), (-1, 0), (0.8, 0.7), (0.8, -0.7), (-0.8, 0.7), (-0.8, -0.7), (0, 1), (0, -1)]
 _DISTANCES = (7, 14, 22, 32, 44, 60, 80)
+# x and y in data.
+Point = tuple[float, float]
 
 
 def place_labels(
-    axes: Axes,
-    labels: Sequence[tuple[str, float, float]],
-    avoid: Sequence[tuple[float, float]],
+    figure: Figure, panels: Iterable[tuple[Axes, Sequence[tuple[str, float, float]], Sequence[Point]]]
 ) -> None:
-    """Write each label (text, x, y in data) where it covers none of the points ``avoid`` and no other label.
+    """Write each panel's labels (text, x, y in data) where they cover no other label and none of the points to avoid.
 
-    Where no place is free the one that covers the least is taken. A label away from its point gets a thin line.
+    A panel is its axes, its labels and those points. Where no place is free the one that covers the least is taken. A
+    label away from its point gets a thin line. The figure has all else by now, for it is laid out here.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    lay_out(figure)
+    for axes, labels, avoid in panels:
+        _place(axes, labels, avoid, renderer)
+
+
+def _place(
+    axes: Axes, labels: Sequence[tuple[str, float, float]], avoid: Sequence[Point], renderer: RendererAgg
+) -> None:
     from matplotlib.transforms import Bbox
 
-    figure = axes.figure
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
     frame = axes.get_window_extent(renderer)
-    pixels = figure.dpi / 72
+    pixels = axes.figure.dpi / 72
     taken = [Bbox.from_bounds(x - 4 * pixels, y - 4 * pixels, 8 * pixels, 8 * pixels) for x, y in _display(axes, avoid)]
     for text, x, y in labels:
         best = None
@@ -59,7 +71,7 @@ def place_labels(
         taken.append(best[2].padded(1.5 * pixels))
 
 
-def _display(axes: Axes, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _display(axes: Axes, points: Sequence[Point]) -> list[Point]:
     return [tuple(axes.transData.transform(point)) for point in points]
 
 

@@ -80,7 +80,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.set_ylabel("mean held-out KL(policy || reference)\nwith 95 % interval (nats)")
     figure.suptitle("Storage against KL", x=0.01, ha="left")
     legend_below(figure, *axes.get_legend_handles_labels())
-    place_labels(axes, labels, avoid)
+    place_labels(figure, [(axes, labels, avoid)])
     return figure
 
 

@@ -41,7 +41,9 @@ STYLE = {
     "ytick.labelsize": 8,
     "xtick.major.width": 0.7,
     "ytick.major.width": 0.7,
-    "savefig.dpi": 200,
+    # What is measured to lay a figure out is what the PNG shows.
+    "figure.dpi": 200,
+    "savefig.dpi": "figure",
     "svg.hashsalt": "kvstages",
 }
 
@@ -93,6 +95,13 @@ def style() -> Iterator[None]:
         yield
 
 
+def lay_out(figure: Figure) -> None:
+    """Give the axes their places, for good: otherwise each drawing of the figure would start with that."""
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
 class NothingToDraw(Exception):
     """A figure has no points; the message says why, and stands in the figure's place."""
 
@@ -114,6 +123,7 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
             figure = draw(table)
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
+        lay_out(figure)
         figure.savefig(pictures["png"], format="png", metadata={"Software": None})
         figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
     write_table(output.with_suffix(".csv"), table, table.columns)

@@ -66,12 +66,17 @@ def kinds(name: str) -> dict[str, str]:
     return next((found for pattern, found in _schemas() if pattern.fullmatch(name)), {})
 
 
+def read_schema(path: Path) -> dict[str, Any]:
+    """A data dictionary; by libyaml, which takes a tenth of the time, where PyYAML was built with it."""
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 @functools.cache
 def _schemas() -> list[tuple[re.Pattern[str], dict[str, str]]]:
     """Each schema's kinds, and the paths that its title names: results/{study}/sweep/{dtype}/layer-{layer}.csv."""
     found = []
     for path in sorted(SCHEMAS.glob("*.schema.yaml")):
-        schema = yaml.safe_load(path.read_text(encoding="utf-8"))
+        schema = read_schema(path)
         for title in schema["title"].split(" and "):
             if title.startswith("results/{study}/"):
                 parts = re.split(r"(\{\w+\}|\.\.\.)", title.removeprefix("results/{study}/"))

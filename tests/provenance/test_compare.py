@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner, Result
 from conftest import REPOSITORY
 from published_study import write_study
@@ -23,7 +22,7 @@ from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.read import read_json, read_tensors
 from kvstages.provenance.choices import differing, scores_of
 from kvstages.provenance.reproduction import compare
-from kvstages.provenance.tolerances import DERIVED, KINDS, PLACE, REDUCTION, SCHEMAS, kinds, named
+from kvstages.provenance.tolerances import DERIVED, KINDS, PLACE, REDUCTION, SCHEMAS, kinds, named, read_schema
 
 SENSITIVITY = Path("scores", "measured-float32.csv")
 REFERENCE, ADAPTED = "reference/validation.safetensors", "adaptation/noise/seed-1337/model.safetensors"
@@ -408,7 +407,7 @@ def test_what_is_no_study_is_one_line(folders: tuple[Path, Path], tmp_path: Path
 @functools.cache
 def dictionaries() -> dict[str, dict]:
     """The data dictionaries of results."""
-    schemas = {path.name.split(".")[0]: yaml.safe_load(path.read_text()) for path in sorted(SCHEMAS.iterdir())}
+    schemas = {path.name.split(".")[0]: read_schema(path) for path in sorted(SCHEMAS.iterdir())}
     return {name: schema for name, schema in schemas.items() if name not in ("config", "study", "manifest")}
 
 

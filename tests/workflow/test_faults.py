@@ -130,7 +130,7 @@ def test_a_failed_stage_in_the_middle_is_not_forgotten(copy: Project) -> None:
 
 
 def test_a_second_workflow_in_the_same_folder_is_refused(project: Project) -> None:
-    target = "results/small/windows.safetensors"
+    target = "resources/small/shard/held-out.bin"
     process = start(project, target)
     locks = project.folder / ".snakemake" / "locks"
     deadline = time.monotonic() + 120

@@ -23,13 +23,14 @@ from kvstages.cache.precisions import QUANTIZED
 from kvstages.cli import main
 from kvstages.files.ledger import sha256
 from kvstages.provenance.manifest import KEYS, manifest
+from kvstages.provenance.tolerances import read_schema
 from kvstages.study.configuration import check_shared, check_study, load_study
 
 REPOSITORY = Path(__file__).parents[2]
 STUDIES = {path.stem: load_study(path) for path in sorted((REPOSITORY / "config" / "studies").glob("*.yaml"))}
 SHARED = yaml.safe_load((REPOSITORY / "config" / "config.yaml").read_text())
 SCHEMAS = {
-    path.name.removesuffix(".schema.yaml"): yaml.safe_load(path.read_text())
+    path.name.removesuffix(".schema.yaml"): read_schema(path)
     for path in sorted((REPOSITORY / "workflow" / "schemas").iterdir())
 }
 FIGURES = [name.removeprefix("figure-") for name in SCHEMAS if name.startswith("figure-")]
