@@ -213,6 +213,8 @@ class MixedPrecisionCache(transformers.Cache):
         """A forward pass of a decoder with this cache begins; ``mask`` [B, S + T] is that of all its tokens."""
         if body is not self.decoder():
             raise ValueError("this cache was made for another model: make one for each")
+        # One that the user interrupted: no hook is called then.
+        self.end(False)
         self.forward_passes += 1
         if self.fits and not body.training and body.config._attn_implementation == LIBRARY:
             self.handed, self.unstored, self.running = None, [], ExitStack()

@@ -268,6 +268,24 @@ def test_the_models_own_attention_is_back_after_each_pass(monkeypatch):
     assert torch.equal(forward(model, prompt(1, 1, seed=8), cache), expected)
 
 
+def test_a_pass_that_the_user_interrupts_leaves_nothing_behind(attended):
+    """PyTorch calls no hook after Ctrl-C: the next pass with the cache ends that one."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = huggingface_models.model("llama", torch.float32)
+    cache = MixedPrecisionCache(uniform("int4"), model)
+    forward(model, prompt(), cache)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(MixedLayer, "attend", interrupted)
+        forward(model, prompt(1, 1), cache)
+    cache.reset()
+    found = generated(model, prompt(2), cache)
+    assert attended and model.config._attn_implementation == "sdpa"
+    assert same(found, generated(model, prompt(2), MixedPrecisionCache(uniform("int4"), model)))
+
+
 def test_what_is_not_finite_is_named_and_not_stored():
     model = huggingface_models.model("llama", torch.float32)
     cache = MixedPrecisionCache(uniform("int4"), model)
