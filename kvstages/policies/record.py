@@ -79,9 +79,11 @@ def check_figures(policy: Mapping[str, Any], grid: PrecisionGrid, shape: Decoder
     """
     computed: dict[str, Any] = {"tensors": tensor_counts(grid)}
     tokens = policy.get("tokens")
+    if "tokens" in policy and (type(tokens) is not int or tokens < 1):
+        raise ValueError(f"tokens is {tokens!r}, expected a whole number from 1")
     if shape is not None:
         computed["average_payload_bits"] = average_payload_bits(grid, shape.widths)
-    if shape is not None and isinstance(tokens, int):
+    if shape is not None and tokens is not None:
         computed["bytes"] = byte_record(grid, shape.widths, tokens)
         computed["compression"] = computed["bytes"]["bf16"] / computed["bytes"]["total"]
     for key, value in computed.items():

@@ -104,6 +104,8 @@ def test_a_policy_or_reference_of_another_shape_is_refused():
         ({"precisions": None}, "key 'precisions' is missing"),
         ({"average_payload_bits": 4.0}, "average_payload_bits is 4.0, but its precisions give 9.75"),
         ({"tokens": 13}, "bytes is .*, but its precisions give .*'total'"),
+        ({"tokens": 0}, "tokens is 0, expected a whole number from 1"),
+        ({"tokens": "all"}, "tokens is 'all', expected a whole number from 1"),
         ({"tensors": {"bf16": 12}}, "tensors is {'bf16': 12}, but its precisions give {'bf16': 5,"),
         ({"proxy": -1e-9}, "proxy is -1e-09, expected a KL of 0 or more"),
         ({"average_payload_bits": "six"}, "average_payload_bits is 'six', expected a number"),
