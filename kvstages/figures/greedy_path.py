@@ -76,9 +76,9 @@ def draw(table: pd.DataFrame) -> Figure:
         labels.append((f"end of {label}", x.iloc[-1], y[-1]))
     right = axes.get_xlim()[1]
     for budget in budgets:
-        axes.axhline(scale.place([budget])[0], color="0.45", lw=0.7, linestyle=(0, (1, 2)))
+        axes.axhline(scale.place([budget])[0], color="0.45", lw=0.7, linestyle=(0, (1, 2)), zorder=1)
     for size in sizes:
-        axes.axvline(size / 1024, color="0.45", lw=0.7, linestyle=(0, (1, 2)))
+        axes.axvline(size / 1024, color="0.45", lw=0.7, linestyle=(0, (1, 2)), zorder=1)
     for level, text in _budget_labels(budgets, scale, axes):
         axes.text(right, level, f" {text}", va="center", ha="left", fontsize=7.5, color="0.25")
     axes.set_ylabel("calibration proxy: sum of single-head KL (nats)")
