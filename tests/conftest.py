@@ -271,6 +271,12 @@ def study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) -> dic
     return {**STUDY, "artifacts": {**source, "files": files}, "windows": windows}
 
 
+def whole_study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) -> dict[str, Any]:
+    """The same with everything that a study can have."""
+    more = {"comparison": COMPARISON, "screening": SCREENING, "export": EXPORT, "generation": GENERATION}
+    return {**study_of(source, folder, paths), **more, "domains": DOMAINS}
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test draws the same random tensors each time."""
@@ -341,9 +347,7 @@ def finished(
     def build(folder: Path) -> None:
         project = Project(folder, probe)
         shutil.copytree(artifacts[0], folder / "resources" / "bundled" / "small")
-        study = study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts)
-        more = {"comparison": COMPARISON, "screening": SCREENING, "export": EXPORT, "generation": GENERATION}
-        project.configure({**study, **more, "domains": DOMAINS})
+        project.configure(whole_study_of({"source": "bundled", "location": "resources/bundled/small"}, *artifacts))
         project.run("--cores", "2")
 
     return Project(built_once(tmp_path_factory, "finished", build), probe)

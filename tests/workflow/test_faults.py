@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from conftest import AS_ANY_USER, COMPARISON, REVISION, Project, study_of
+from conftest import AS_ANY_USER, REVISION, Project, whole_study_of
 from hub import hub
 
 from kvstages.files.read import read_json
@@ -299,7 +299,8 @@ def test_a_full_disk_is_one_line_and_room_is_all_that_it_takes(finished: Project
 def test_files_that_cannot_grow_are_one_line(finished: Project, copy: Project) -> None:
     """The same without a mount: the kernel's limit on the size of a file, for the jobs alone."""
     shutil.rmtree(copy.folder / RESULTS / "reference")
-    environment = copy.environment
+    # Without the probe of imports, which writes files, too.
+    environment = {name: value for name, value in copy.environment.items() if name not in ("PYTHONPATH", "PROBED")}
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "--"]
     done = subprocess.run(
         [*limited, sys.executable, "-m", "kvstages", "reference", "--model", "resources/small/model.safetensors",
@@ -343,7 +344,7 @@ def test_a_hub_that_drops_and_one_that_lies(
     repositories = {"owner/small": {REVISION: files}}
     source = {"source": "hub", "location": "owner/small", "revision": REVISION}
     project = Project(tmp_path / "project", {**finished.environment, "HF_HOME": str(tmp_path / "home")})
-    project.configure({**study_of(source, folder, paths), "comparison": COMPARISON})
+    project.configure(whole_study_of(source, folder, paths))
 
     def fetched() -> list[Path]:
         return [path for path in (project.folder / "resources").rglob("*") if path.is_file()]
