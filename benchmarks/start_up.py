@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kvstages
+from kvstages.provenance.environment import processor
 
 ROUNDS = 5
 
@@ -83,4 +84,4 @@ def rows() -> Iterator[dict[str, Any]]:
     for name, spent in least.items():
         row = {"stage": name, "processor_seconds": spent, "over_torch": spent / least["import torch"]}
         print(*row.values(), flush=True)
-        yield row
+        yield {**row, "processor": processor()}

@@ -272,7 +272,10 @@ def of_table(name: str, *left_out: str) -> Callable[[Path], pd.DataFrame]:
 
 # Table to the title of its section, and what it shows.
 SECTIONS = {
-    "start-up": ("Start-up: the processor time of each stage on a decoder of next to nothing", of_table("start-up")),
+    "start-up": (
+        "Start-up: the processor time of each stage on a decoder of next to nothing",
+        of_table("start-up", *PLACE),
+    ),
     "sweep": ("The sweep: naive time over ours", speed_ups),
     "profile": (
         "Where the one-pass sweep's time goes, full shape",
