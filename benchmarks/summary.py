@@ -295,8 +295,6 @@ SECTIONS = {
 def place(folder: Path, name: str) -> str:
     """What a table was measured on, as it says."""
     table = pd.read_csv(folder / f"{name}.csv")
-    if "processor" not in table:
-        return "Of an earlier run, on an Intel Xeon with AVX-512 and AMX."
     processors = ", ".join(dict.fromkeys(table["processor"]))
     sets = f" ({' and '.join(dict.fromkeys(table['instructions']))})" if "instructions" in table else ""
     return f"On {processors}{sets}."
