@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every worker and every process of a workflow imports the same modules, which are compiled once, whatever is said here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Imports and tests' names are there to stay: nothing is collected while they are made, and nothing of them after.
+gc.disable()
 # Fewer draws than Hypothesis makes by default, new ones each time; none fails because a machine is busy.
 settings.register_profile("kvstages", max_examples=40, deadline=None)
 settings.load_profile("kvstages")
@@ -198,13 +200,26 @@ def published_bundle(folder: Path) -> dict[str, str]:
 SERVERS = ExitStack()
 
 
-@cache
+def pytest_configure() -> None:
+    """One server of programs that start warm for the session, all workers of which inherit where it is."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = SERVERS.enter_context(TemporaryDirectory())
+        os.environ["WARM_PYTHON"] = str(SERVERS.enter_context(warm(Path(folder, "warm"))))
+
+
 def session_python() -> Path:
-    """The folder of the program `python` that starts warm; its server ends with the session."""
-    return SERVERS.enter_context(warm(Path(SERVERS.enter_context(TemporaryDirectory()), "warm")))
+    """The folder of the program `python` that starts warm."""
+    return Path(os.environ["WARM_PYTHON"])
 
 
-def pytest_sessionfinish() -> None:
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    # What tests drop is mostly free at once; cycles wait for 50,000 new objects, not for 700.
+    gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_unconfigure() -> None:
     SERVERS.close()
 
 

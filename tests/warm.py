@@ -76,6 +76,18 @@ def warm(folder: Path) -> Iterator[Path]:
             server.wait()
 
 
+def preload() -> None:
+    """Import what takes long; the first caller waits for it.
+
+    The children neither collect what the server holds nor take it down, which would cost as much as to import it.
+    """
+    gc.disable()
+    for name in PRELOADED:
+        __import__(name)
+    gc.freeze()
+    gc.enable()
+
+
 def serve(address: str) -> dict[str, Any]:
     """Answer callers until the standard input ends. Returns in a child only: what it is to run."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -84,6 +96,7 @@ def serve(address: str) -> dict[str, Any]:
         print("ready", flush=True)
         while listener in select.select([listener, sys.stdin], [], [])[0]:
             caller, _ = listener.accept()
+            preload()
             with caller:
                 if os.fork() == 0:
                     listener.close()
@@ -140,10 +153,6 @@ def become(asked: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for name in PRELOADED:
-        __import__(name)
-    # The children neither collect what the server holds nor take it down, which would cost as much as to import it.
-    gc.freeze()
     asked = serve(sys.argv[1])
     try:
         become(asked)
