@@ -28,7 +28,9 @@ from typing import Any
 PRELOADED = (
     *("jsonschema", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.figure"),
     *("numpy", "pandas", "safetensors.torch", "snakemake.cli", "snakemake.report", "torch", "yaml"),
-    *("click", "jinja2.ext", "requests", "sympy"),  # which those import when they are used
+    # Which those import when they are used.
+    *("click", "jinja2.ext", "matplotlib.style", "requests", "smart_open", "snakemake.report.html_reporter"),
+    *("snakemake.storage", "sympy", "torch.fx.experimental.symbolic_shapes", "torch.utils._device"),
 )
 # Who calls: a program named `python`, so small that it starts in no time.
 CLIENT = """#!{python} -IS
@@ -84,6 +86,7 @@ def preload() -> None:
     gc.disable()
     for name in PRELOADED:
         __import__(name)
+    sys.modules["snakemake.cli"].get_argument_parser()
     gc.freeze()
     gc.enable()
 
