@@ -117,6 +117,9 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
         raise ValueError(f"{output}: a figure's output ends in .svg; the .png and .csv are written beside it")
     pictures = {"png": io.BytesIO(), "svg": io.BytesIO()}
     with style():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
         try:
             if table.empty:
                 raise NothingToDraw("no unit or policy has the values that it shows")
@@ -124,8 +127,9 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
         lay_out(figure)
-        figure.savefig(pictures["png"], format="png", metadata={"Software": None})
-        figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
+        # Figure.savefig would draw each picture twice, the first time to lay it out.
+        FigureCanvasAgg(figure).print_png(pictures["png"], metadata={"Software": None})
+        FigureCanvasSVG(figure).print_svg(pictures["svg"], metadata={"Date": None, "Creator": None})
     write_table(output.with_suffix(".csv"), table, table.columns)
     for suffix, picture in pictures.items():
         write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
