@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvstages.figures.style import lay_out
+from kvstages.figures.style import canvas_of, lay_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,10 +30,8 @@ def place_labels(
     A panel is its axes, its labels and those points. Where no place is free the one that covers the least is taken. A
     label away from its point gets a thin line. The figure has all else by now, for it is laid out here.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer = FigureCanvasAgg(figure).get_renderer()
     lay_out(figure)
+    renderer = canvas_of(figure).get_renderer()
     for axes, labels, avoid in panels:
         _place(axes, labels, avoid, renderer)
 
