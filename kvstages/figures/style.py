@@ -24,6 +24,8 @@ STYLE = {
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    # A title's place is not looked for again in each drawing.
+    "axes.titley": 1.0,
     "axes.labelsize": 8.5,
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
