@@ -169,7 +169,7 @@ def state_gradients(model: Decoder, states: Tensor, numbers: Tensor, memory: int
 
 
 class _Given(torch.autograd.Function):
-    """A number whose gradient with respect to a tensor is given: ``torch.autograd.grad`` would take it, too, but imports
+    """A number whose gradient with respect to a tensor is given. ``torch.autograd.grad`` takes one, too, but imports
     PyTorch's compiler for that."""
 
     @staticmethod
