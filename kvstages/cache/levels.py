@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvstages.cache import engines
-from kvstages.cache.quantizer import dequantize, quantize
+from kvstages.cache.quantizer import dequantize, largest_magnitude, quantize
 from kvstages.cache.schemes import Method
 
 Parameters = tuple[Tensor, ...]
@@ -183,7 +183,7 @@ def _fp4_tensors(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(dim=-1, keepdim=True).float()
+    return largest_magnitude(x).unsqueeze(-1).float()
 
 
 def _divisor(scale: Tensor) -> Tensor:
