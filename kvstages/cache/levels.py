@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvstages.cache import engines
-from kvstages.cache.quantizer import dequantize, quantize
+from kvstages.cache.quantizer import dequantize, largest_magnitude, quantize
 from kvstages.cache.schemes import Method
 
 Parameters = tuple[Tensor, ...]
@@ -221,7 +221,7 @@ def _look_up(values: Tensor, codes: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(dim=-1, keepdim=True).float()
+    return largest_magnitude(x).unsqueeze(-1).float()
 
 
 def _divisor(scale: Tensor) -> Tensor:
