@@ -122,6 +122,12 @@ def read_stored(method: Method, tokens: int) -> Tensor:
     return torch.where(at < 0, position < query, query >= at)
 
 
+@lru_cache(maxsize=16)
+def causal_mask(tokens: int, device: str) -> Tensor:
+    """Who sees whom where each position sees itself and all before it, bool [T, T]; the same tensor at every call."""
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+
+
 class DenseBlockCache:
     """All positions of a block in one pass with every head in BF16: rounded, and attended to causally."""
 
@@ -136,7 +142,7 @@ class DenseBlockCache:
         return part(both, keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
-        return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
+        return causal_mask(new, str(self.device))
 
     def seen(self, layer: int = 0) -> int:
         return 0

@@ -205,6 +205,17 @@ def _log_ratio(total: Tensor, other: Tensor) -> Tensor:
     return torch.where(near, ((total - other) / other).log1p_(), total.log() - other.log())
 
 
+def argmax(logits: Tensor) -> Tensor:
+    """Token ids [...] of the largest of logits [..., V]; of equal ones the first.
+
+    On a CPU by numpy: torch's took 12 times (FP32) and 23 times (BF16) as long on an AMD EPYC.
+    """
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    wide = logits.float() if logits.dtype == torch.bfloat16 else logits
+    return torch.from_numpy(np.asarray(wide.detach().numpy().argmax(axis=-1)))
+
+
 def target_logits(logits: Tensor, tokens: Tensor) -> Tensor:
     """Logits [...] of one token id [...] a position, out of logits [..., V]."""
     return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -229,7 +240,7 @@ def position_metrics(logits: Tensor, reference: Tensor, targets: Tensor) -> dict
     metrics = {
         "kl": _divergence(logits, reference, own, other, gap),
         "reverse_kl": _divergence(reference, logits, other, own, other_gap),
-        "agrees": logits.argmax(dim=-1) == reference.argmax(dim=-1),
+        "agrees": argmax(logits) == argmax(reference),
         "logit_deviation": _largest_gap(logits, reference),
         "cross_entropy": entropies[0],
         "reference_cross_entropy": entropies[1],
