@@ -127,10 +127,7 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
     output = Path(output)
     if output.suffix != ".svg":
         raise ValueError(f"{output}: a figure's output ends in .svg; the .png and .csv are written beside it")
-    pictures = {"png": io.BytesIO(), "svg": io.BytesIO()}
     with style():
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-
         try:
             if table.empty:
                 raise NothingToDraw("no unit or policy has the values that it shows")
@@ -138,12 +135,28 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
         lay_out(figure)
-        # Figure.savefig would draw each picture twice, the first time to lay it out.
-        canvas_of(figure).print_png(pictures["png"], metadata={"Software": None})
-        FigureCanvasSVG(figure).print_svg(pictures["svg"], metadata={"Date": None, "Creator": None})
+        # Figure.savefig would draw each of them twice, the first time to lay it out.
+        pictures = {".png": png(figure), ".svg": svg(figure)}
     write_table(output.with_suffix(".csv"), table, table.columns)
     for suffix, picture in pictures.items():
-        write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
+        write_bytes(output.with_suffix(suffix), picture)
+
+
+def png(figure: Figure) -> bytes:
+    """A figure that is laid out, in pixels."""
+    file = io.BytesIO()
+    canvas_of(figure).print_png(file, metadata={"Software": None})
+    return file.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    """A figure that is laid out, in lines; its texts too."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    file, dpi = io.BytesIO(), figure.dpi
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
+    figure.dpi = dpi  # an SVG has its own
+    return file.getvalue()
 
 
 def note(text: str) -> Figure:
