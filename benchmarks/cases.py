@@ -260,7 +260,7 @@ def adaptation_case(shape: str, dtype: str, pairs: int = 4, steps: int = 150) ->
     made: list[Frozen] = []
     of_reference = seconds(lambda: made.append(Frozen(reference, tokens, 4, MEMORY)))
     (frozen,) = made
-    of_reference += seconds(lambda: [frozen.logits(rows, slice(0, 64)) for rows in frozen.states])
+    of_reference += seconds(lambda: [frozen.log_probabilities(rows, slice(0, 64)) for rows in frozen.states])
     optimizer = torch.optim.AdamW(plain.requires_grad_(True).parameters(), lr=1e-6, fused=False, foreach=False)
     own, naive_steps, optimizing = [], [], []
     step_of = AdamW.step

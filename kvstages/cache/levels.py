@@ -8,16 +8,17 @@ lower ``bits`` count, so that two's complement and unsigned codes are packed ali
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvstages.cache import engines
-from kvstages.cache.quantizer import dequantize, quantize
+from kvstages.cache.quantizer import dequantize, largest_magnitude, quantize
 from kvstages.cache.schemes import Method
 
 Parameters = tuple[Tensor, ...]
@@ -25,8 +26,8 @@ Parameters = tuple[Tensor, ...]
 # E2M1 magnitudes by code (OCP Microscaling Formats 1.0, 5.3.3).
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP8_LARGEST = 448.0
-# Of so many limits and of so many values at least, comparing with each is several times faster than searching.
-FEW_LIMITS, MANY = 15, 1 << 13
+# From so many numbers on, looking up where they lie among limits is several times faster than searching.
+MANY = 1 << 13
 
 
 class Levels(Protocol):
@@ -99,12 +100,12 @@ class LloydMax:
         return (x.double().square().mean(dim=-1, keepdim=True).sqrt().float(),)
 
     def encode(self, x: Tensor, parameters: Parameters, bits: int) -> Tensor:
-        _, between = _gaussian_tensors(bits, x.device)
-        return _unsigned(_count_below(x.float() / _divisor(parameters[0]), between))
+        _, limits = _gaussian_levels(bits, x.device)
+        return _unsigned(limits.below(x.float() / _divisor(parameters[0])))
 
     def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
-        values, _ = _gaussian_tensors(bits, codes.device)
-        return values[_index(codes, bits)] * parameters[0]
+        values, _ = _gaussian_levels(bits, codes.device)
+        return _look_up(values, codes).mul_(parameters[0])
 
 
 class FloatingPoint:
@@ -117,14 +118,14 @@ class FloatingPoint:
         scaled = x.float() / _divisor(parameters[0])
         if bits == 8:
             return scaled.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn).view(torch.int8)
-        _, between = _fp4_tensors(x.device)
-        return _unsigned(_count_below(scaled.abs(), between) + 8 * (scaled < 0))
+        _, limits = _fp4_levels(x.device)
+        return _unsigned(limits.below(scaled.abs()) + 8 * (scaled < 0))
 
     def decode(self, codes: Tensor, parameters: Parameters, bits: int) -> Tensor:
         if bits == 8:
             return codes.view(torch.float8_e4m3fn).float() * parameters[0]
-        values, _ = _fp4_tensors(codes.device)
-        return values[_index(codes, bits)] * parameters[0]
+        values, _ = _fp4_levels(codes.device)
+        return _look_up(values, codes).mul_(parameters[0])
 
 
 @cache
@@ -165,40 +166,67 @@ def _quantile(share: float) -> float:
     return NormalDist().inv_cdf(share)
 
 
+class Limits:
+    """Ascending limits FP32 [n] between ranges of numbers, and in which range a number lies."""
+
+    def __init__(self, limits: Tensor):
+        self.limits = limits
+
+    @cached_property
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Of each cell, the FP32 numbers whose upper 16 bits are the same: how many limits lie below all of it, uint8
+        [65536], and the next limit, FP32. One limit at most lies within: a cell is less than a hundredth wide."""
+        bits = torch.arange(1 << 16, dtype=torch.int32, device=self.limits.device) << 16
+        first, last = bits.view(torch.float32), (bits | 0xFFFF).view(torch.float32)
+        # Of negative numbers the last is the least; after an infinity come no numbers.
+        below = torch.bucketize(torch.where(last < first, last, first), self.limits)
+        return below.to(torch.uint8), F.pad(self.limits, (0, 1), value=math.inf)[below]
+
+    def below(self, x: Tensor) -> Tensor:
+        """How many limits lie below each x FP32 [...]; both ways give the same."""
+        x = x.contiguous()
+        if x.numel() < MANY:
+            return torch.bucketize(x, self.limits)
+        below, following = self.cells
+        cells = (x.view(torch.int32) >> 16).bitwise_and_(0xFFFF).flatten()
+        found = below.index_select(0, cells)
+        return found.add_(x.flatten() > following.index_select(0, cells)).view(x.shape)
+
+
 @cache
-def _gaussian_tensors(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Levels FP32 and what lies between them."""
+def _gaussian_levels(bits: int, device: torch.device) -> tuple[Tensor, Limits]:
+    """The levels that the lower bits of a byte stand for, FP32 [256], and what lies between levels."""
     levels = torch.from_numpy(gaussian_levels(bits))
-    return levels.float().to(device), ((levels[1:] + levels[:-1]) / 2).float().to(device)
+    return _of_bytes(levels.float(), device), Limits(((levels[1:] + levels[:-1]) / 2).float().to(device))
 
 
 @cache
-def _fp4_tensors(device: torch.device) -> tuple[Tensor, Tensor]:
-    """E2M1 values of the 16 codes, and the ends of the magnitudes' ranges, FP32."""
+def _fp4_levels(device: torch.device) -> tuple[Tensor, Limits]:
+    """E2M1 values that the lower bits of a byte stand for, FP32 [256], and the ends of the magnitudes' ranges."""
     values = torch.tensor(FP4)
     between = (values[1:] + values[:-1]) / 2
     # A range ends with its upper limit; a tie that goes up to an even code must lie beyond it.
     between[1::2] = torch.nextafter(between[1::2], torch.tensor(0.0))
-    return torch.cat((values, -values)).to(device), between.to(device)
+    return _of_bytes(torch.cat((values, -values)), device), Limits(between.to(device))
+
+
+def _of_bytes(values: Tensor, device: torch.device) -> Tensor:
+    """Values [2^b] by all bits of a byte [256], of which the upper ones, which may extend a sign, do not count."""
+    return values.repeat(256 // len(values)).to(device)
+
+
+def _look_up(values: Tensor, codes: Tensor) -> Tensor:
+    """Values [...] of codes int8 [...], out of those of all bytes [256]."""
+    return values.index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
 
 
 def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(dim=-1, keepdim=True).float()
+    return largest_magnitude(x).unsqueeze(-1).float()
 
 
 def _divisor(scale: Tensor) -> Tensor:
     """A scale to divide by: under a scale of zero every code is that of zero."""
     return scale.masked_fill(scale == 0, torch.inf)
-
-
-def _count_below(x: Tensor, limits: Tensor) -> Tensor:
-    """How many of the ascending limits lie below each x; both ways give the same."""
-    if len(limits) > FEW_LIMITS or x.numel() < MANY:
-        return torch.bucketize(x.contiguous(), limits)
-    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
-    for limit in limits:
-        codes += x > limit
-    return codes
 
 
 def _unsigned(codes: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Axes: keys and values [B, H, T, D]; together [B, 2H, T, D], the heads' keys firs
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -78,9 +78,19 @@ class BlockCache:
 
     def _offers(self, tokens: int, layer: int) -> Offers:
         row = self.grid.row(layer)
-        methods = [method_of(name, index // (len(row) // 2)) for index, name in enumerate(row)]
-        # All methods that store a token at once offer the same.
-        return offers_of(tuple(method if method.delayed else PUBLISHED for method in methods), tokens, str(self.device))
+        methods = tuple(timing(name, index // (len(row) // 2)) for index, name in enumerate(row))
+        # Most layers store everything at once: one method stands for all, and is found faster.
+        return offers_of(
+            methods if any(method is not PUBLISHED for method in methods) else methods[:1], tokens, str(self.device)
+        )
+
+
+@cache
+def timing(name: str, side: int) -> Method:
+    """The method of a precision's keys (side 0) or values (1), as far as when tokens are stored matters: all that store
+    a token at once are one."""
+    method = method_of(name, side)
+    return method if method.delayed else PUBLISHED
 
 
 class Offers(NamedTuple):
@@ -96,7 +106,7 @@ TWO = ((True, True), (False, False))
 
 @lru_cache(maxsize=16)
 def offers_of(methods: tuple[Method, ...], tokens: int, device: str) -> Offers:
-    """What a layer with tensors of these methods [2H] offers the T queries of a block."""
+    """What a layer with tensors of these methods, [2H] or one for all, offers the T queries of a block."""
     if len(set(methods)) == 1:
         keys = values = read_stored(methods[0], tokens)
     else:
@@ -122,6 +132,12 @@ def read_stored(method: Method, tokens: int) -> Tensor:
     return torch.where(at < 0, position < query, query >= at)
 
 
+@lru_cache(maxsize=16)
+def causal_mask(tokens: int, device: str) -> Tensor:
+    """Who sees whom where each position sees itself and all before it, bool [T, T]; the same tensor at every call."""
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+
+
 class DenseBlockCache:
     """All positions of a block in one pass with every head in BF16: rounded, and attended to causally."""
 
@@ -136,7 +152,7 @@ class DenseBlockCache:
         return part(both, keys, values)
 
     def mask(self, new: int, layer: int) -> Tensor | None:
-        return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
+        return causal_mask(new, str(self.device))
 
     def seen(self, layer: int = 0) -> int:
         return 0

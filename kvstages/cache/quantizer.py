@@ -24,7 +24,23 @@ def choose_scale(x: Tensor) -> Tensor:
     import torch
 
     # In FP32 first: as BF16 the limit itself would round up to 65,536, which FP16 does not hold.
-    return x.abs().amax(dim=-1).float().clamp(max=LARGEST_SCALE).to(torch.float16)
+    return largest_magnitude(x).float().clamp(max=LARGEST_SCALE).to(torch.float16)
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Largest magnitude of vectors x [..., D], in x's dtype: [...].
+
+    Magnitudes are in the order of their bits, taken as integers. Of these PyTorch finds the largest in an eighth (BF16)
+    to about all of the time that it takes for floating point.
+    """
+    return x.abs().view(integer_of(x.dtype)).amax(dim=-1).view(x.dtype)
+
+
+def integer_of(dtype: torch.dtype) -> torch.dtype:
+    """The integer with as many bits as a floating-point dtype."""
+    import torch
+
+    return {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
 
 
 def quantize(x: Tensor, scale: Tensor, levels: int | Tensor) -> Tensor:
@@ -39,7 +55,8 @@ def quantize(x: Tensor, scale: Tensor, levels: int | Tensor) -> Tensor:
     steps = (x.float() * levels).div_(wide.masked_fill(wide == 0, torch.inf)).round_()
     if isinstance(levels, int):
         return steps.clamp_(-levels, levels).to(torch.int8)
-    return torch.maximum(torch.minimum(steps, levels), -levels).to(torch.int8)
+    torch.minimum(steps, levels, out=steps)
+    return torch.maximum(steps, -levels, out=steps).to(torch.int8)
 
 
 def dequantize(codes: Tensor, scale: Tensor, levels: int | Tensor, dtype: torch.dtype) -> Tensor:
@@ -120,7 +137,4 @@ def neighbour(x: Tensor, dtype: torch.dtype) -> Tensor:
 
     The last bit of the mantissa is flipped, so finite values stay finite.
     """
-    import torch
-
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    return (x.to(dtype).view(integer) ^ 1).view(dtype).to(x.dtype)
+    return (x.to(dtype).view(integer_of(dtype)) ^ 1).view(dtype).to(x.dtype)

@@ -113,7 +113,7 @@ def command(
         "window": window,
         "tokens_seen": steps * batch * tokens.shape[1],
     }
-    moved = change(decoder, training.load())
+    moved = change(decoder, training.original)
     save_model(output, decoder.config, decoder.state_dict(), identity.origin or identity.weights)
     columns = {name: [row[name] for row in records] for name in records[0]}
     write_table(curve, {"step": range(steps), **columns})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import click
@@ -85,10 +86,11 @@ def command(
     rows = []
     with options.progress("generate") as report:
         for done, prefill in enumerate(PREFILLS):
-            reference = continued(decoder, begun, dense_grid(decoder), tokens, prefill, together)
+            # Policies may coincide: equal ones are run once.
+            run = cache(lambda grid, count, prefill=prefill: continued(decoder, begun, grid, tokens, prefill, count))
+            reference = run(dense_grid(decoder), together)
             for index, (name, (grid, count)) in enumerate(runs.items()):
-                found = continued(decoder, begun, grid, tokens, prefill, count)
-                same = same_tokens(found, reference).tolist()
+                same = same_tokens(run(grid, count), reference).tolist()
                 rows += [
                     (name, prefill, count, block, documents[block], length, tokens, own, compute_dtype)
                     for block, own in zip(chosen, same, strict=True)

@@ -64,13 +64,13 @@ def training_cache(model: GPT, arm: Arm, generator: torch.Generator) -> Cache:
     return NoiseCache(arm.grid, generator) if arm.cache == NOISE else StraightThroughCache(model, arm.grid)
 
 
-def losses(logits: Tensor, following: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def losses(logits: Tensor, following: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropy of the tokens that follow and KL(student || reference), both summed over positions, nats in FP32.
 
-    Logits and reference [B, t, V]; ids [B, t] of the tokens that follow, NONE where there is none.
+    Logits [B, t, V]; ids [B, t] of the tokens that follow, NONE where there is none; the reference's logarithms of
+    probabilities, FP32 [B, t, V].
     """
     log_p = F.log_softmax(logits.float(), dim=-1)
-    log_q = F.log_softmax(reference.float(), dim=-1)
     cross_entropy = F.nll_loss(log_p.flatten(0, 1), following.flatten(), ignore_index=NONE, reduction="sum")
     return cross_entropy, (log_p.exp() * (log_p - log_q)).sum(dim=-1).sum()
 
@@ -102,15 +102,16 @@ def adapt(
     it. ValueError names the step whose loss is not finite, or whose keys or values are not.
     """
     generator = torch.Generator(tokens.device).manual_seed(seed)
-    optimizer = AdamW(model.parameters(), arm.learning_rate, arm.weight_decay)
+    parameters = list(model.requires_grad_(True).parameters())
+    optimizer = AdamW(parameters, arm.learning_rate, arm.weight_decay)
     curve = []
     chosen = ordered_batches(len(tokens), arm.batch, seed if arm.shuffled else None)
     following = F.pad(tokens[:, 1:], (0, 1), value=NONE)
     slices = position_slices(model, arm.batch, tokens.shape[1], memory, LOSS_BYTES / model.dtype.itemsize)
     for step in range(arm.steps):
         rows = next(chosen)
-        model.requires_grad_(True).train()
-        model.zero_grad()
+        for parameter in parameters:
+            parameter.grad = None
         cache = training_cache(model, arm, generator)
         try:
             states = model.run_layers(model.embed(tokens[rows]), cache)
@@ -122,22 +123,21 @@ def adapt(
         for positions in slices:
             targets = following[rows, positions]
             logits = model.logits(ends[:, positions])
-            parts = losses(logits, targets, frozen.logits(tuple(rows), positions))
+            parts = losses(logits, targets, frozen.log_probabilities(tuple(rows), positions))
             own, distance = parts[0] / (following[rows] != NONE).sum(), parts[1] / ends[..., 0].numel()
             (own + arm.beta * distance).backward()
             cross_entropy, kl = cross_entropy + own.detach(), kl + distance.detach()
         (states * ends.grad).sum().backward()
         loss = cross_entropy + arm.beta * kl
-        norm = nn.utils.clip_grad_norm_(model.parameters(), arm.clip)
+        norm = nn.utils.clip_grad_norm_(parameters, arm.clip)
         figures = {"loss": loss, "cross_entropy": cross_entropy, "kl": kl, "gradient_norm": norm}
         curve.append({name: float(value) for name, value in figures.items()})
         if not all(map(torch.isfinite, (loss, norm))):
             raise ValueError(f"adaptation, seed {seed}, step {step}: loss {curve[-1]['loss']}; lower the learning rate")
         optimizer.step()
-        model.requires_grad_(False).eval()
         progress((step + 1) / arm.steps)
         after(step + 1)
-    model.zero_grad()
+    model.requires_grad_(False).zero_grad()
     return curve
 
 

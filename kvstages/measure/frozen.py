@@ -1,4 +1,4 @@
-"""The frozen reference of an adaptation: the logits of the model as it was, on the batches that training takes.
+"""The frozen reference of an adaptation: what the model as it was predicts on the batches that training takes.
 
 Every arm and seed of one dtype compares with the same reference, so those of one process share it (``shared``).
 Axes: B blocks, T tokens, E hidden width, V vocabulary.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvstages.models.decoder import CausalCache
 from kvstages.models.gpt2_nano import GPT
@@ -46,10 +47,10 @@ def _shuffled(count: int, seed: int, turn: int) -> list[int]:
 
 
 class Frozen:
-    """Logits of a model on the batches of a window's blocks [B, T], from its states after the last layer and a copy of
-    its output layer.
+    """What a model predicts on the batches of a window's blocks [B, T], from its states after the last layer and a copy
+    of its output layer.
 
-    Logits are computed when they are first asked for, and kept as far as they fit a quarter of ``memory`` (bytes).
+    It is computed when it is first asked for, and kept as far as it fits a quarter of ``memory`` (bytes).
     """
 
     @torch.no_grad()
@@ -63,12 +64,12 @@ class Frozen:
         self.kept: dict[tuple[tuple[int, ...], int, int], Tensor] = {}
 
     @torch.no_grad()
-    def logits(self, rows: tuple[int, ...], positions: slice) -> Tensor:
-        """Logits [batch, t, V] of some positions of a batch."""
+    def log_probabilities(self, rows: tuple[int, ...], positions: slice) -> Tensor:
+        """Logarithms of the probabilities of all tokens, FP32 [batch, t, V], at some positions of a batch."""
         key = rows, positions.start, positions.stop
         if key in self.kept:
             return self.kept[key]
-        found = self.head(self.states[rows][:, positions])
+        found = F.log_softmax(self.head(self.states[rows][:, positions]).float(), dim=-1)
         if found.nbytes <= self.free:
             self.free -= found.nbytes
             self.kept[key] = found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import packed_cache, run_layers
+from kvstages.measure.metrics import argmax
 from kvstages.models.decoder import Decoder
 
 PREFILLS = ("exact", "stepwise")
@@ -33,10 +34,10 @@ def _continued(model: Decoder, prompts: Tensor, grid: PrecisionGrid, tokens: int
     cache = packed_cache(model, grid, len(prompts), length + tokens)
     execution = {"exact": "one-pass", "stepwise": "token-by-token"}[prefill]
     x = run_layers(model, model.embed(prompts), cache, execution)
-    found = [model.logits(x[:, -1:]).argmax(dim=-1)]
+    found = [argmax(model.logits(x[:, -1:]))]
     for position in range(length, length + tokens - 1):
         x = model.run_layers(model.embed(found[-1], position), cache)
-        found.append(model.logits(x).argmax(dim=-1))
+        found.append(argmax(model.logits(x)))
     return torch.cat(found, dim=1)
 
 

@@ -23,7 +23,7 @@ Axes: P probes, B blocks, T tokens, L layers, H heads, R quantized precisions, W
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -162,10 +162,24 @@ def state_gradients(model: Decoder, states: Tensor, numbers: Tensor, memory: int
             logits = model.logits(piece)
         scores = Scores(logits)
         for probe, drawn in enumerate(numbers):
-            (found[probe, :, positions],) = torch.autograd.grad(
-                logits, piece, scores.draw(drawn[:, :, positions]), retain_graph=probe + 1 < len(numbers)
-            )
+            with torch.enable_grad():
+                through = _Given.apply(logits, scores.draw(drawn[:, :, positions]))
+            (found[probe, :, positions],) = torch.autograd.grad(through, piece, retain_graph=probe + 1 < len(numbers))
     return found
+
+
+class _Given(torch.autograd.Function):
+    """A number whose gradient with respect to a tensor is given. ``torch.autograd.grad`` takes one, too, but imports
+    PyTorch's compiler for that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
 
 
 def block_gradients(
@@ -185,7 +199,9 @@ def block_gradients(
     found = stored.new_empty(len(timings), *stored.shape[:3], probes, *stored.shape[3:])
     flat = [zero for added in cache.added for zero in added]
     for probe in range(probes):
-        gradients = torch.autograd.grad(states, flat, at_states[probe], retain_graph=probe + 1 < probes)
+        with torch.enable_grad():
+            through = _Given.apply(states, at_states[probe])
+        gradients = torch.autograd.grad(through, flat, retain_graph=probe + 1 < probes)
         of_classes = torch.stack(gradients).unflatten(0, (len(stored), -1))
         for timing, member in enumerate(members):
             found[timing, :, :, :, probe] = torch.einsum("c,lcbhtd->lbhtd", member, of_classes)
@@ -228,10 +244,14 @@ def project(
     for layer, both in enumerate(found.stored):
         for index, name in enumerate(precisions):
             error = read_back(both, name, layer, found.widths, contexts) - both
-            for side, rows in enumerate((slice(0, heads), slice(heads, tensors))):
-                gradients = found.gradients[which[side][index], layer, :, rows].flatten(3)
-                product = gradients @ error[:, rows].flatten(2).unsqueeze(-1)
-                projections[:, :, layer, rows, index] = product.squeeze(-1).permute(2, 0, 1).cpu().double()
+            flat = error.flatten(2).unsqueeze(-1)
+            # Of keys and values together: those of one side alone would be copied first.
+            products = {
+                timing: (found.gradients[timing, layer].flatten(3) @ flat).squeeze(-1).permute(2, 0, 1).cpu().double()
+                for timing in {side[index] for side in which}
+            }
+            for side, rows in zip(which, (slice(0, heads), slice(heads, tensors)), strict=True):
+                projections[:, :, layer, rows, index] = products[side[index]][:, :, rows]
             for side in PARTS:
                 wrong[side, name][layer] = relative_error(error, both, side).cpu()
     return projections, wrong

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.measure.execution import blocks_per_pass, policy_cache, position_slices, run_layers
-from kvstages.measure.metrics import Normalizer, divergences_and_normalizer, normalizer, target_logits
+from kvstages.measure.metrics import Normalizer, argmax, divergences_and_normalizer, normalizer, target_logits
 from kvstages.measure.reference import Logits, check_reference
 from kvstages.measure.setting import Setting
 from kvstages.models.decoder import Decoder
@@ -110,7 +110,7 @@ def _measure_grids(
                 if len(slices) == 1:
                     kept[positions.start] = other, exact
                 if positions.start not in of_reference:
-                    of_reference[positions.start] = normalizer(other), other.argmax(dim=-1)
+                    of_reference[positions.start] = normalizer(other), argmax(other)
                     if exact is not None:
                         of_truth[positions.start] = normalizer(exact)
                 normal, top = of_reference[positions.start]
@@ -120,7 +120,7 @@ def _measure_grids(
                 for values, distance in zip((kl, from_truth), found, strict=False):
                     values[index][where] = distance.cpu()
                 entropy[index][where] = own.cross_entropy(target_logits(logits, following[where])).cpu()
-                agrees[index][where] = (logits.argmax(dim=-1) == top).cpu()
+                agrees[index][where] = (argmax(logits) == top).cpu()
             progress((start + (rows.stop - start) * (done + 1) / len(grids)) / blocks)
     # The last position of a block predicts no token of it.
     averaged = kl, from_truth, agrees.double(), entropy[:, :, :-1]

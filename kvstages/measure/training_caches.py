@@ -15,6 +15,7 @@ from kvstages.cache.interventions import check_finite
 from kvstages.cache.one_pass import BlockCache
 from kvstages.cache.precision_grid import PrecisionGrid
 from kvstages.cache.precisions import MAX_CODES
+from kvstages.cache.quantizer import largest_magnitude
 from kvstages.cache.rounding import storage_rounding
 from kvstages.models.decoder import CausalCache, Decoder
 
@@ -34,14 +35,14 @@ class NoiseCache(CausalCache):
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, T, D] to attend to, noise added."""
-        check_finite(torch.cat((keys, values), dim=1).detach(), layer)
-        of_keys, of_values = self.codes[layer].chunk(2)
-        return self._noisy(keys, of_keys), self._noisy(values, of_values)
-
-    def _noisy(self, x: Tensor, codes: Tensor) -> Tensor:
-        reach = x.detach().abs().amax(dim=-1, keepdim=True) / (2 * codes).to(x.dtype)
-        uniform = torch.rand(x.shape, generator=self.generator, dtype=torch.float32, device=self.device)
-        return x + reach * uniform.mul_(2).sub_(1).to(x)
+        both = torch.cat((keys, values), dim=1).detach()
+        check_finite(both, layer)
+        reach = largest_magnitude(both).unsqueeze(-1) / (2 * self.codes[layer]).to(both.dtype)
+        shape = 2, *keys.shape
+        uniform = torch.rand(shape, generator=self.generator, dtype=torch.float32, device=self.device)
+        of_keys, of_values = uniform.mul_(2).sub_(1).to(both.dtype)
+        keys_reach, values_reach = reach.chunk(2, dim=1)
+        return keys + keys_reach * of_keys, values + values_reach * of_values
 
 
 def check_noise(grid: PrecisionGrid) -> None:

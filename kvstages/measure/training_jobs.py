@@ -3,8 +3,10 @@ start."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -38,7 +40,7 @@ class Training:
         """The reference, which all trainings of a process on the same batches in the same dtype share."""
         window = self.tokens.cpu().numpy().tobytes()
         key = (sha256(self.path), self.dtype, self.place, window, tuple(self.tokens.shape), batch, self.memory)
-        return shared(key, lambda: Frozen(self.load(), self.tokens, batch, self.memory))
+        return shared(key, lambda: Frozen(self.original, self.tokens, batch, self.memory))
 
     def run(
         self,
@@ -52,12 +54,17 @@ class Training:
         ValueError where the memory is too little for a step.
         """
         frozen = self.frozen(arm.batch)
-        model = self.load()
+        model = copy.deepcopy(self.original)
         block = training_bytes(model, arm.batch, self.tokens.shape[1])
         check_memory(model, block, self.memory, arm.batch, LOSS_BYTES / model.dtype.itemsize)
         curve = adapt(model, self.tokens, arm, seed, frozen, self.memory, progress, lambda step: after(model, step))
         return model, curve
 
-    def load(self, dtype: torch.dtype | None = None) -> GPT:
-        """The model before training, in the dtype of its weights or in another."""
-        return calibrated(load_model(self.path, dtype or self.dtype, self.place), self.calibration)
+    @cached_property
+    def original(self) -> GPT:
+        """The model before training."""
+        return self.load(self.dtype)
+
+    def load(self, dtype: torch.dtype) -> GPT:
+        """The same in any dtype."""
+        return calibrated(load_model(self.path, dtype, self.place), self.calibration)

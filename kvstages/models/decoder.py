@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvstages.cache.offsets import Context, Contexts, Rotary
+from kvstages.cache.one_pass import causal_mask
 from kvstages.models.config import DecoderShape
 
 Key = TypeVar("Key", bound=Hashable)
@@ -50,7 +51,7 @@ class CausalCache:
         return keys, values
 
     def mask(self, new: int, layer: int) -> Tensor | None:
-        return torch.ones(new, new, dtype=torch.bool, device=self.device).tril()
+        return causal_mask(new, str(self.device))
 
     def seen(self, layer: int = 0) -> int:
         return 0

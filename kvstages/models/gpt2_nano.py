@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvstages.files import ledger
+from kvstages.models.block_attention import attend
 from kvstages.models.config import DecoderShape, GPTConfig
 from kvstages.models.decoder import Cache, CausalCache, Choice, Key, Known, mix_heads
-from kvstages.models.packed_linear import Linear, packs, product, vendor
+from kvstages.models.packed_linear import Linear, Packed, packs, product, vendor
 
 
 def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
@@ -38,11 +38,6 @@ def sinusoidal_positions(context_len: int, embedding_dim: int) -> Tensor:
     return table.unsqueeze(0)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q · kᵀ / √D) · v for queries [B, H, T, D] and keys, values [B, H, S, D]; mask bool [T, S]."""
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-
-
 def attend_through(cache: Cache, queries: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
     """Hand the new keys and values to the cache and attend to what it gives back: [B, H, T, D]."""
     mask = cache.mask(queries.shape[2], layer)
@@ -51,7 +46,9 @@ def attend_through(cache: Cache, queries: Tensor, keys: Tensor, values: Tensor, 
 
 
 class Block(nn.Module):
-    """One pre-norm decoder block."""
+    """One pre-norm decoder block. Once packed it makes queries, keys and values in one product."""
+
+    packed: Packed | None = None
 
     def __init__(self, embedding_dim: int, num_heads: int):
         super().__init__()
@@ -67,6 +64,13 @@ class Block(nn.Module):
             Linear(4 * embedding_dim, embedding_dim),
         )
 
+    def pack(self) -> None:
+        """Multiply with copies of the weights from now on."""
+        self.packed = Packed((self.Q, self.K, self.V))
+        for layer in self.mlp:
+            if isinstance(layer, Linear):
+                layer.pack()
+
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, E] to [B, H, T, D]."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -74,7 +78,12 @@ class Block(nn.Module):
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, H, T, D] of the hidden states x [B, T, E]."""
         normed = self.attn_norm(x)
-        return self.split_heads(self.Q(normed)), self.split_heads(self.K(normed)), self.split_heads(self.V(normed))
+        if self.packed is None:
+            found = self.Q(normed), self.K(normed), self.V(normed)
+        else:
+            found = self.packed(normed).chunk(3, dim=-1)
+        queries, keys, values = map(self.split_heads, found)
+        return queries, keys, values
 
     def finish(self, x: Tensor, heads: Tensor) -> Tensor:
         """Add the heads' outputs [B, H, T, D] and then the MLP to the hidden states x [B, T, E]."""
@@ -109,9 +118,9 @@ class GPT(Known, nn.Module):
         packed = packs(self.dtype, self.device, vendor())
         ledger.state(product=product(self.dtype, self.device, packed))
         if packed:
-            for module in self.modules():
-                if isinstance(module, Linear):
-                    module.pack()
+            for block in self.blocks:
+                block.pack()
+            self.lm_head.pack()
         return self
 
     @property

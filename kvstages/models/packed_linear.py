@@ -10,6 +10,7 @@ machine always takes the same product and writes the same bytes; another order o
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,25 +23,34 @@ PACKED_ROWS = 512
 INTEL = "GenuineIntel"
 
 
+class Packed:
+    """Copies of the weights [O, E] of layers with the same input, together, in oneDNN's own layout."""
+
+    def __init__(self, layers: Sequence[nn.Linear]):
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        bias = torch.cat([layer.bias.detach() for layer in layers])
+        self.outputs = len(weight)
+        # Rows of odd width are slow to write, so outputs are filled up to whole cache lines.
+        spare = -self.outputs % (CACHE_LINE // weight.element_size())
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(F.pad(weight, (0, 0, 0, spare)), PACKED_ROWS)
+        self.bias = F.pad(bias, (0, spare))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layers' outputs [..., O] for x [..., E], one layer's after the other's."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")[..., : self.outputs]
+
+
 class Linear(nn.Linear):
     """nn.Linear; once packed it multiplies with a copy of its weight in oneDNN's own layout."""
 
-    packed: tuple[Tensor, Tensor] | None = None
+    packed: Packed | None = None
 
     def pack(self) -> None:
-        """Keep the copy. Rows of odd width are slow to write, so outputs are filled up to whole cache lines."""
-        spare = -self.out_features % (CACHE_LINE // self.weight.element_size())
-        weight = F.pad(self.weight.detach(), (0, 0, 0, spare))
-        self.packed = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS),
-            F.pad(self.bias.detach(), (0, spare)),
-        )
+        """Keep the copy."""
+        self.packed = Packed([self])
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            return super().forward(x)
-        weight, bias = self.packed
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[..., : self.out_features]
+        return super().forward(x) if self.packed is None else self.packed(x)
 
 
 def vendor() -> str:

@@ -22,7 +22,7 @@ from kvstages.cache.schemes import precision as check
 from kvstages.files.atomic import write_table, write_tensors
 from kvstages.files.read import read_arrays
 from kvstages.scores.columns import SENSITIVITY_COLUMNS
-from kvstages.stats.bootstrap import standard_error
+from kvstages.stats.bootstrap import standard_errors
 
 TENSOR = "projections"
 AXES = ["probe", "block", "layer", "tensor", "precision"]
@@ -130,16 +130,16 @@ def sensitivity_columns(
     rows = []
     kl = {part: found.kl(part) for part in PARTS}
     blocks = found.values.shape[1]
+    means = {part: np.ascontiguousarray(np.moveaxis(own, 0, -1)).mean(axis=-1).tolist() for part, own in kl.items()}
+    errors = {part: standard_errors(own).tolist() for part, own in kl.items()}
+    wrong = {change: own.mean(axis=-1).tolist() for change, own in error.items()}
     for layer in range(len(found.shape)):
         for head in range(found.heads):
             for part in PARTS:
                 for index, precision in enumerate(found.precisions):
-                    own = kl[part][:, layer, head, index]
-                    wrong = float(error[part, precision][layer, head].mean())
-                    score = float(own.mean()), standard_error(own), blocks
-                    rows.append(
-                        (layer, head, part, precision, *score, None, None, 0, wrong, source, "one-pass", "float32")
-                    )
+                    score = means[part][layer][head][index], errors[part][layer][head][index], blocks
+                    rest = wrong[part, precision][layer][head], source, "one-pass", "float32"
+                    rows.append((layer, head, part, precision, *score, None, None, 0, *rest))
     return {name: [row[index] for row in rows] for index, name in enumerate(SENSITIVITY_COLUMNS)}
 
 

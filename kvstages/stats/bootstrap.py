@@ -48,8 +48,15 @@ def block_means(values: np.ndarray) -> np.ndarray:
 
 def standard_error(values: np.ndarray) -> float:
     """Standard error of the mean over the blocks of values [B] or [B, T]; NaN where there is only one block."""
-    means = block_means(values)
-    return float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan
+    return float(standard_errors(block_means(values)))
+
+
+def standard_errors(means: np.ndarray) -> np.ndarray:
+    """Standard error of each of many means over blocks [B, ...]: [...]; NaN where there is only one block."""
+    if len(means) < 2:
+        return np.full(means.shape[1:], math.nan)
+    # Blocks beside each other, so that each figure's sum is the one that it has by itself.
+    return np.ascontiguousarray(np.moveaxis(means, 0, -1)).std(axis=-1, ddof=1) / math.sqrt(len(means))
 
 
 def resampled_means(*samples: np.ndarray, seed: int = 0, documents: Sequence[str] | None = None) -> list[np.ndarray]:

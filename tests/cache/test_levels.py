@@ -124,12 +124,14 @@ def test_e4m3_holds_its_own_numbers_and_saturates():
     assert levels.encode(torch.tensor([448.0]), one, 8).view(torch.uint8).tolist() == [0b0_1111_110]
 
 
-@pytest.mark.parametrize(("name", "bits"), [("lloyd", 2), ("lloyd", 3), ("lloyd", 4), ("fp", 4)])
+@pytest.mark.parametrize(("name", "bits"), [*(("lloyd", bits) for bits in LEVELS["lloyd"]), ("fp", 4)])
 def test_many_values_have_the_codes_of_few(name, bits):
-    """Many are compared with each limit between levels, few are searched for; values on a limit and zeros, too."""
+    """Many are looked up by their upper bits, few are searched for; values on a limit and beside it, zeros, too."""
     kind, one = levels_of(METHODS[name]), (torch.ones(1, 1),)
     values = torch.from_numpy(gaussian_levels(bits)) if name == "lloyd" else torch.tensor(FP4, dtype=torch.float64)
     limits = ((values[1:] + values[:-1]) / 2).float()
-    x = torch.cat((torch.randn(MANY), limits, -limits, torch.tensor([0.0, -0.0]))).unsqueeze(0)
+    beside = [torch.nextafter(limits, torch.tensor(end)) for end in (-torch.inf, torch.inf)]
+    rest = torch.tensor([0.0, -0.0, 1e30, -1e30, torch.inf, -torch.inf])
+    x = torch.cat((torch.randn(MANY), limits, -limits, *beside, rest)).unsqueeze(0)
     few = torch.cat([kind.encode(part, one, bits) for part in x.split(1000, dim=1)], dim=1)
     assert torch.equal(kind.encode(x, one, bits), few)

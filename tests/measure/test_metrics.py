@@ -14,12 +14,20 @@ from hypothesis import strategies as st
 from kvstages.measure.metrics import (
     CLOSE,
     _close_divergence,
+    argmax,
     divergence,
     divergences_and_normalizer,
     normalizer,
     position_metrics,
     target_logits,
 )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_argmax_is_the_first_of_the_largest(dtype):
+    logits = torch.randint(-3, 3, (4, 50, 7), generator=torch.Generator().manual_seed(0)).to(dtype)
+    first = [row.index(max(row)) for row in logits.flatten(0, 1).tolist()]
+    assert argmax(logits.requires_grad_()).flatten().tolist() == first
 
 
 @settings(deadline=None)

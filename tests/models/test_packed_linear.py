@@ -7,7 +7,7 @@ import torch
 from conftest import decoder
 
 from kvstages.models import packed_linear
-from kvstages.models.packed_linear import Linear, packs, product, vendor
+from kvstages.models.packed_linear import packs, product, vendor
 
 CPU = torch.device("cpu")
 
@@ -33,9 +33,10 @@ def test_the_record_says_which(maker, monkeypatch):
     monkeypatch.setattr("kvstages.models.gpt2_nano.vendor", lambda: maker)
     monkeypatch.setattr("kvstages.files.ledger.state", stated.update)
     model = decoder().pack()
-    packed = [module.packed is not None for module in model.modules() if isinstance(module, Linear)]
-    assert set(packed) == {packs(torch.float32, CPU, maker)}
-    assert stated == {"product": product(torch.float32, CPU, packed[0])}
+    packed = packs(torch.float32, CPU, maker)
+    parts = [model.lm_head, *(part for block in model.blocks for part in (block, block.mlp[0], block.mlp[2]))]
+    assert {part.packed is not None for part in parts} == {packed}
+    assert stated == {"product": product(torch.float32, CPU, packed)}
 
 
 def test_the_maker_is_what_the_system_says(tmp_path, monkeypatch):
