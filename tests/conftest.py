@@ -61,9 +61,14 @@ SHARED = {
     "memory_mb": 1024,
     "container": "kvstages.sif",
 }
+# What a shell, Snakemake or the report's markup would take for its own, so that each whole run proves the quoting.
+TITLE = (
+    r"""A small "random" decoder; $(touch ran) `touch ran` 'x' {input} & > ran *bold* _under_ |bar| ``code`` $x^2$ """
+    r"""{{ 7 * 7 }} \\ <b>tag</b> </script><script>alert(1)</script> <!-- :raw-html:`<i>` .. include:: secret.txt """
+    r""".. _x: javascript:alert(1) ü 图"""
+)
 STUDY = {
-    # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
-    "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",
+    "title": TITLE,
     "layers": 2,
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
