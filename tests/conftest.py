@@ -310,10 +310,14 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Student's t to three digits instead of five, which no share of a thousand trials tells apart."""
     from kvstages.stats import crossed
 
+    def forget() -> None:
+        for known in (crossed.t_quantile, crossed._angles):
+            known.cache_clear()
+
     monkeypatch.setattr(crossed, "STEPS", 5000)
-    crossed.t_quantile.cache_clear()
+    forget()
     yield
-    crossed.t_quantile.cache_clear()
+    forget()
 
 
 def built_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:
