@@ -92,7 +92,11 @@ def summarise(found: Additivity) -> pd.DataFrame:
         random = own[own["recipe"] == RANDOM]
         groups += [(f"random, {name}", same.index) for name, same in random.groupby("set", sort=False)]
         rows += [
-            {"sensitivity": source, "proxies": _decade(decade), **_row(found.policies.loc[index], drawn[:, index])}
+            {
+                "sensitivity": source,
+                "proxies": _decade(decade),
+                **_row(found.policies.loc[index], drawn.take(index, axis=1)),
+            }
             for decade, index in groups
         ]
     return pd.DataFrame(rows)

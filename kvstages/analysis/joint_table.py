@@ -83,6 +83,9 @@ def read_joint(path: Path) -> Joint:
     ValueError names ``path`` and a column that is missing or wrong, a policy that changes from row to row, or one that
     was not measured once on each block.
     """
+    import numpy as np
+    import pandas as pd
+
     table = read_columns(path, [*SIZES, "block", *METRICS], [*TEXTS, "document"], [TRUTH])
     if table.empty:
         raise ValueError(f"{path}: no policies, only a header")
@@ -90,15 +93,19 @@ def read_joint(path: Path) -> Joint:
     changing = policies[policies.duplicated("policy")]
     if len(changing):
         raise ValueError(f"{path}: policy {changing['policy'].iloc[0]} is not the same in all of its rows")
-    blocks = sorted(table["block"].unique())
-    for policy, own in table.groupby("policy", sort=False):
-        if sorted(own["block"]) != blocks:
-            raise ValueError(
-                f"{path}: policy {policy} has {len(own)} rows, expected one for each of {len(blocks)} blocks"
-            )
+    place, _ = pd.factorize(table["policy"])
+    column, blocks = pd.factorize(table["block"], sort=True)
+    shape = len(policies), len(blocks)
+    counts = np.bincount(place * len(blocks) + column, minlength=len(policies) * len(blocks)).reshape(shape)
+    wrong = np.flatnonzero((counts != 1).any(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"{path}: policy {policies['policy'][wrong[0]]} has {counts[wrong[0]].sum()} rows, "
+            f"expected one for each of {len(blocks)} blocks"
+        )
+    order = np.lexsort((column, place))
     measured = [*METRICS, *([TRUTH] if table[TRUTH].notna().all() else [])]
-    by_block = {name: table.pivot(index="policy", columns="block", values=name) for name in measured}
-    metrics = {name: values.loc[policies["policy"]].to_numpy() for name, values in by_block.items()}
+    metrics = {name: table[name].to_numpy()[order].reshape(shape) for name in measured}
     return Joint(policies, metrics, _documents(path, table))
 
 

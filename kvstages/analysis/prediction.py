@@ -22,7 +22,7 @@ from kvstages.scores.columns import SWEEP_COLUMNS
 from kvstages.scores.gather import read_table
 from kvstages.scores.projections import Projections
 from kvstages.stats.bootstrap import percentile_interval, resampled_means
-from kvstages.stats.correlation import rank_correlations
+from kvstages.stats.correlation import centred_ranks, correlations_of_ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,16 +132,8 @@ def summarise(path: Path, held_out: Sequence[Path]) -> pd.DataFrame:
             index = np.flatnonzero(chosen)
             if len(index) < 3:
                 continue
-            for predictor in PREDICTORS:
-                rows.append(
-                    {
-                        "window": window,
-                        "set": said,
-                        "predictor": predictor,
-                        "policies": len(index),
-                        **_compared(policies, drawn, predictor, joint, index),
-                    }
-                )
+            known = {"window": window, "set": said, "policies": len(index)}
+            rows += [known | row for row in _compared(policies, drawn, joint, index)]
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 
 
@@ -158,21 +150,22 @@ def _held_out(paths: Sequence[Path], names: pd.Series) -> tuple[np.ndarray, np.n
 
 
 def _compared(
-    policies: pd.DataFrame, drawn: Mapping[str, np.ndarray], predictor: str, joint: str, index: np.ndarray
-) -> dict[str, float]:
-    """Rank correlation and ratios of one prediction and one window, of some policies."""
-    predicted, measured = (policies[name].to_numpy()[index] for name in (predictor, joint))
-    resampled = drawn[predictor][:, index] if joint == "joint_kl" else np.tile(predicted, (len(drawn[joint]), 1))
-    correlations = rank_correlations(resampled, drawn[joint][:, index])
-    medians = np.median(drawn[joint][:, index] / resampled, axis=1)
-    low, middle, high = np.quantile(measured / predicted, [0.05, 0.5, 0.95])
-    figures = {
-        "rank_correlation": float(rank_correlations(predicted, measured)),
-        "median_ratio": float(middle),
-    }
-    intervals = {"rank_correlation": correlations, "median_ratio": medians}
-    result = {}
-    for name, value in figures.items():
-        ends = percentile_interval(intervals[name])
-        result |= {name: value, f"{name}_low": ends[0], f"{name}_high": ends[1]}
-    return result | {"p5_ratio": float(low), "p95_ratio": float(high)}
+    policies: pd.DataFrame, drawn: Mapping[str, np.ndarray], joint: str, index: np.ndarray
+) -> list[dict[str, Any]]:
+    """Rank correlation and ratios of each prediction for one window, of some policies."""
+    measured, measured_drawn = policies[joint].to_numpy()[index], drawn[joint].take(index, axis=1)
+    ranks, ranks_drawn = centred_ranks(measured), centred_ranks(measured_drawn)
+    rows = []
+    for predictor in PREDICTORS:
+        predicted = policies[predictor].to_numpy()[index]
+        predicted_drawn = drawn[predictor].take(index, axis=1) if joint == "joint_kl" else predicted
+        correlation = correlations_of_ranks(centred_ranks(predicted), ranks)
+        correlations = correlations_of_ranks(centred_ranks(predicted_drawn), ranks_drawn)
+        low, middle, high = np.quantile(measured / predicted, [0.05, 0.5, 0.95])
+        medians = np.median(measured_drawn / predicted_drawn, axis=1)
+        row = {"predictor": predictor, "p5_ratio": float(low), "p95_ratio": float(high)}
+        for name, value, values in (("rank_correlation", correlation, correlations), ("median_ratio", middle, medians)):
+            ends = percentile_interval(values)
+            row |= {name: float(value), f"{name}_low": ends[0], f"{name}_high": ends[1]}
+        rows.append(row)
+    return rows

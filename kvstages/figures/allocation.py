@@ -100,7 +100,7 @@ def _map(axes: Axes, table: pd.DataFrame, label: str, layers: int, heads: int) -
             axes.add_patch(Rectangle(place, width, 1, facecolor=shade(precision), edgecolor="0.6", lw=0.4))
             axes.text(
                 place[0] + width / 2, row.layer + 0.5, bits_of(precision), ha="center", va="center_baseline",
-                fontsize=6.5 if len(sides) == 1 else 5.5, color=ink(shade(precision)),
+                fontsize=6.5 if len(sides) == 1 else 5.5, color=ink(shade(precision)), in_layout=False,
             )  # fmt: skip
         if len(sides) == 2:
             # Wider than the lines between halves: a head stays one cell.

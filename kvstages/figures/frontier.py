@@ -55,15 +55,17 @@ def numbers(frontier: Sequence[Path]) -> pd.DataFrame:
 def draw(table: pd.DataFrame) -> Figure:
     """Panels one above the other: a line for each family and a bar from end to end of each interval; uniform policies
     as named squares. A KL of 0, and an excess that is not above 0, lies in the strip."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     panels = list(dict.fromkeys(table["panel"]))
     families = [recipe for recipe in dict.fromkeys(table["recipe"]) if recipe != UNIFORM]
     figure = Figure(figsize=(7.2, 0.8 + 4.2 * len(panels)), layout="constrained")
     named = []
-    for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels, strict=True):
-        named.append((axes, *_panel(axes, table[table["panel"] == panel], families)))
-        axes.set_title(panel)
+    with rc_context({"axes.titley": None}):  # titles stand above the axis of compressions, wherever that ends
+        for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels, strict=True):
+            named.append((axes, *_panel(axes, table[table["panel"] == panel], families)))
+            axes.set_title(panel)
     figure.suptitle("Frontier: KL of each family of policies", x=0.01, ha="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     legend_below(figure, handles, labels, handlelength=4)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
-from kvstages.figures.style import lay_out
+from kvstages.figures.style import canvas_of, lay_out
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.figure import Figure
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 # Unit directions in the order tried: right and left first, where a label reads best.
 _DIRECTIONS = [(1, 0), (-1, 0), (0.8, 0.7), (0.8, -0.7), (-0.8, 0.7), (-0.8, -0.7), (0, 1), (0, -1)]
 _DISTANCES = (7, 14, 22, 32, 44, 60, 80)
+_PLACES = [*product(_DISTANCES, _DIRECTIONS)]
 # Above the grid and below lines of data (matplotlib's 1.5 and 2).
 BEFORE_DATA = 1.8
 # x and y in data.
 Point = tuple[float, float]
+# x and y of the lower left corner and of the upper right one, in pixels.
+Box = tuple[float, float, float, float]
 
 
 def place_labels(
@@ -30,10 +34,8 @@ def place_labels(
     A panel is its axes, its labels and those points. Where no place is free the one that covers the least is taken. A
     label away from its point gets a thin line. The figure has all else by now, for it is laid out here.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer = FigureCanvasAgg(figure).get_renderer()
     lay_out(figure)
+    renderer = canvas_of(figure).get_renderer()
     for axes, labels, avoid in panels:
         _place(axes, labels, avoid, renderer)
 
@@ -41,41 +43,64 @@ def place_labels(
 def _place(
     axes: Axes, labels: Sequence[tuple[str, float, float]], avoid: Sequence[Point], renderer: RendererAgg
 ) -> None:
-    from matplotlib.transforms import Bbox
+    import numpy as np
+    from matplotlib.text import Text
 
     frame = axes.get_window_extent(renderer)
     pixels = axes.figure.dpi / 72
-    taken = [Bbox.from_bounds(x - 4 * pixels, y - 4 * pixels, 8 * pixels, 8 * pixels) for x, y in _display(axes, avoid)]
-    taken += [Bbox.from_bounds(x - pixels, y - pixels, 2 * pixels, 2 * pixels) for x, y in _along(axes, 4 * pixels)]
+    taken = [_square(point, 4 * pixels) for point in _display(axes, avoid)]
+    taken += [_square(point, pixels) for point in _along(axes, 4 * pixels)]
     for text, x, y in labels:
-        best = None
-        for distance in _DISTANCES:
-            for right, up in _DIRECTIONS:
-                note = axes.annotate(
-                    text, (x, y), (right * distance, up * distance), textcoords="offset points", fontsize=8,
-                    ha="left" if right > 0 else "right" if right < 0 else "center",
-                    va="bottom" if up > 0.9 else "top" if up < -0.9 else "center",
-                    arrowprops={"arrowstyle": "-", "color": "0.55", "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
-                    if distance > 10 else None,
-                )  # fmt: skip
-                note.set_in_layout(False)
-                box = note.get_window_extent(renderer) if distance <= 10 else _text_box(note, renderer)
-                outside = max(frame.x0 - box.x0, box.x1 - frame.x1, frame.y0 - box.y0, box.y1 - frame.y1, 0)
-                cost = 1e3 * outside + sum(_overlap(box, other) for other in taken)
-                if best is None or cost < best[0]:
-                    if best is not None:
-                        best[1].remove()
-                    best = (cost, note, box)
-                else:
-                    note.remove()
-                if best[0] == 0:
-                    break
-            if best is not None and best[0] == 0:
-                break
-        # Lines of the grid and of budgets end where a text begins, those of data do not.
-        best[1].set_zorder(BEFORE_DATA)
-        best[1].set_bbox({"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"})
-        taken.append(best[2].padded(1.5 * pixels))
+        size = Text(text=text, fontsize=8, figure=axes.figure).get_window_extent(renderer).size
+        (at,) = _display(axes, [(x, y)])
+        boxes = np.array([_box(at, size, right, up, distance * pixels) for distance, (right, up) in _PLACES])
+        outside = np.max(
+            [frame.x0 - boxes[:, 0], frame.y0 - boxes[:, 1], boxes[:, 2] - frame.x1, boxes[:, 3] - frame.y1], axis=0
+        )
+        best = int(np.argmin(1e3 * outside.clip(min=0) + _overlaps(boxes, np.array(taken)).sum(axis=1)))
+        distance, (right, up) = _PLACES[best]
+        axes.annotate(
+            text, (x, y), (right * distance, up * distance), textcoords="offset points", fontsize=8,
+            ha=_across(right), va=_upright(up),
+            arrowprops={"arrowstyle": "-", "color": "0.55", "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
+            if distance > 10 else None,
+            # Lines of the grid and of budgets end where a text begins, those of data do not.
+            zorder=BEFORE_DATA,
+            bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"},
+        )  # fmt: skip
+        margin = 1.5 * pixels
+        taken.append(tuple(boxes[best] + (-margin, -margin, margin, margin)))
+
+
+def _across(right: float) -> str:
+    """Which end of a text is at its place."""
+    return "left" if right > 0 else "right" if right < 0 else "center"
+
+
+def _upright(up: float) -> str:
+    return "bottom" if up > 0.9 else "top" if up < -0.9 else "center"
+
+
+def _box(at: Point, size: Sequence[float], right: float, up: float, distance: float) -> Box:
+    """Where a text of some size would stand, so many pixels away from its point."""
+    width, height = size
+    left = at[0] + right * distance - width * {"left": 0.0, "center": 0.5, "right": 1.0}[_across(right)]
+    bottom = at[1] + up * distance - height * {"bottom": 0.0, "center": 0.5, "top": 1.0}[_upright(up)]
+    return left, bottom, left + width, bottom + height
+
+
+def _square(point: Point, half: float) -> Box:
+    x, y = point
+    return x - half, y - half, x + half, y + half
+
+
+def _overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Area that each of some boxes [P, 4] shares with each of others [Q, 4]: [P, Q]."""
+    import numpy as np
+
+    low = np.maximum(boxes[:, None, :2], others[:, :2])
+    high = np.minimum(boxes[:, None, 2:], others[:, 2:])
+    return (high - low).clip(min=0).prod(axis=-1)
 
 
 def _display(axes: Axes, points: Sequence[Point]) -> list[Point]:
@@ -90,17 +115,3 @@ def _along(axes: Axes, step: float) -> Iterator[Point]:
             for (x, y), (right, up) in pairwise(ends):
                 count = 1 + int(max(abs(right - x), abs(up - y)) / step)
                 yield from ((x + (right - x) * part / count, y + (up - y) * part / count) for part in range(count))
-
-
-def _text_box(note: object, renderer: object) -> object:
-    """Extent of the text alone: the line to the point is thin enough to cross things."""
-    from matplotlib.text import Text
-
-    note.update_positions(renderer)
-    return Text.get_window_extent(note, renderer)
-
-
-def _overlap(one: object, other: object) -> float:
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return width * height if width > 0 and height > 0 else 0.0

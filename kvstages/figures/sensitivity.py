@@ -112,8 +112,9 @@ def _map(axes: Axes, table: pd.DataFrame, title: str, scale: tuple[float, float]
     for (layer, head), value in np.ndenumerate(grid):
         colour = ink(shades(float(shown[layer, head])))
         axes.text(
-            head + 0.5, layer + 0.5, _cell(value / 10.0**exponent), ha="center", va="center", fontsize=6.5, color=colour
-        )
+            head + 0.5, layer + 0.5, _cell(value / 10.0**exponent), ha="center", va="center", fontsize=6.5,
+            color=colour, in_layout=False,
+        )  # fmt: skip
         if below[layer, head]:
             corner = [(head + across, layer - up) for across, up in CORNER]
             axes.fill(*zip(*corner, strict=True), facecolor=MARK, edgecolor="white", lw=0.6)

@@ -14,6 +14,7 @@ from kvstages.files.atomic import write_bytes, write_table
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.artist import Artist
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
 # Only fonts that ship with matplotlib, as outlines in the SVG: a figure looks the same on every machine.
@@ -23,6 +24,8 @@ STYLE = {
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    # A title's place is not looked for again in each drawing.
+    "axes.titley": 1.0,
     "axes.labelsize": 8.5,
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
@@ -68,6 +71,7 @@ def line_style(index: int) -> dict[str, object]:
 def legend_below(figure: Figure, handles: Iterable[Artist], labels: Iterable[str], **look: float) -> None:
     """A legend below the panels, in as many columns as the figure's width holds; ``look`` is for ``Figure.legend``."""
     handles, labels = list(handles), list(labels)
+    canvas_of(figure)
     for columns in range(len(labels), 0, -1):
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
@@ -95,8 +99,16 @@ def style() -> Iterator[None]:
         yield
 
 
+def canvas_of(figure: Figure) -> FigureCanvasAgg:
+    """The figure's one canvas of pixels: a text is measured once for all who ask it, from the legend to the PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
+
+
 def lay_out(figure: Figure) -> None:
     """Give the axes their places, for good: otherwise each drawing of the figure would start with that."""
+    canvas_of(figure)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
@@ -115,7 +127,6 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
     output = Path(output)
     if output.suffix != ".svg":
         raise ValueError(f"{output}: a figure's output ends in .svg; the .png and .csv are written beside it")
-    pictures = {"png": io.BytesIO(), "svg": io.BytesIO()}
     with style():
         try:
             if table.empty:
@@ -124,11 +135,28 @@ def write_figure(output: Path, table: pd.DataFrame, draw: Callable[[pd.DataFrame
         except NothingToDraw as reason:
             figure = note(f"There is nothing to draw: {reason}.")
         lay_out(figure)
-        figure.savefig(pictures["png"], format="png", metadata={"Software": None})
-        figure.savefig(pictures["svg"], format="svg", metadata={"Date": None, "Creator": None})
+        # Figure.savefig would draw each of them twice, the first time to lay it out.
+        pictures = {".png": png(figure), ".svg": svg(figure)}
     write_table(output.with_suffix(".csv"), table, table.columns)
     for suffix, picture in pictures.items():
-        write_bytes(output.with_suffix(f".{suffix}"), picture.getvalue())
+        write_bytes(output.with_suffix(suffix), picture)
+
+
+def png(figure: Figure) -> bytes:
+    """A figure that is laid out, in pixels."""
+    file = io.BytesIO()
+    canvas_of(figure).print_png(file, metadata={"Software": None})
+    return file.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    """A figure that is laid out, in lines; its texts too."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    file, dpi = io.BytesIO(), figure.dpi
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
+    figure.dpi = dpi  # an SVG has its own
+    return file.getvalue()
 
 
 def note(text: str) -> Figure:

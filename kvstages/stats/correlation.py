@@ -23,13 +23,21 @@ def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
     It serves many draws at once. Unlike ``rank_correlation`` it ranks equal values by their order.
     """
+    return correlations_of_ranks(centred_ranks(first), centred_ranks(second))
 
-    def centred(values: np.ndarray) -> np.ndarray:
-        ranks = np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")
-        return ranks - (values.shape[-1] - 1) / 2
 
-    one, other = centred(np.asarray(first)), centred(np.asarray(second))
-    return (one * other).sum(axis=-1) / np.square(one).sum(axis=-1)
+def centred_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks in lists [..., N], less their mean; equal values by their order."""
+    order = np.argsort(np.ascontiguousarray(values), axis=-1, kind="stable")
+    places = np.arange(order.shape[-1]) - (order.shape[-1] - 1) / 2
+    ranks = np.empty(order.shape)
+    np.put_along_axis(ranks, order, np.broadcast_to(places, order.shape), axis=-1)
+    return ranks
+
+
+def correlations_of_ranks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """``rank_correlations`` of lists of which ``centred_ranks`` are known: [...]."""
+    return (first * second).sum(axis=-1) / np.square(first).sum(axis=-1)
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:

@@ -58,8 +58,15 @@ def t_quantile(probability: float, freedom: float) -> float:
 
     With t = √ν · tan θ the density is proportional to cos^(ν − 1) θ.
     """
-    angles = np.linspace(0.0, math.pi / 2, STEPS + 1)
-    density = np.cos(angles).clip(0.0) ** (freedom - 1)
+    angles, cosines = _angles()
+    density = cosines ** (freedom - 1)
     below = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
     angle = np.interp((2 * probability - 1) * below[-1], below, angles)
     return math.sqrt(freedom) * math.tan(angle)
+
+
+@lru_cache(maxsize=1)
+def _angles() -> tuple[np.ndarray, np.ndarray]:
+    """The angles of the steps, and their cosines."""
+    angles = np.linspace(0.0, math.pi / 2, STEPS + 1)
+    return angles, np.cos(angles).clip(0.0)

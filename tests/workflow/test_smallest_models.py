@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,12 @@ def commands(project: Project) -> list[list[str]]:
 def test_every_stage_of_a_comparison_finishes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, without pictures' bytes and with few resampled blocks: what may stop a stage is its numbers."""
 
-    def drawn(figure: Any, file: io.BytesIO, **options: object) -> None:
-        if options["format"] == "svg":  # once
-            figure.draw_without_rendering()
-        file.write(b"drawn")
+    def drawn(figure: Any) -> bytes:
+        figure.draw_without_rendering()
+        return b"drawn"
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", drawn)
+    monkeypatch.setattr("kvstages.figures.style.png", drawn)
+    monkeypatch.setattr("kvstages.figures.style.svg", lambda figure: b"drawn")
     monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     monkeypatch.setattr(conftest, "SHAPE", SHAPE | MODELS[name])
     artifacts = tmp_path / "artifacts"
