@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 INPUTS = {"frontier": Input("frontier_files", "joint.csv", several=True)}
 
 
-def frontier(tables: Sequence[Path]) -> pd.DataFrame:
-    """One row for each joint.csv and policy: files in the order given, families in their order, by falling limit.
+def frontier(tables: Sequence[Path]) -> tuple[list[Joint], pd.DataFrame]:
+    """The policies of each joint.csv, and one row for each file and policy: files in the order given, families in their
+    order, by falling limit.
 
     ``with_figures`` of each, and ``kl_reduction`` and ``excess_reduction`` against the published recipe's policy of the
     same ``limit`` (see ``equal_bytes``): for a uniform policy that of its own bytes. They are empty for that recipe
@@ -31,9 +32,8 @@ def frontier(tables: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    parts = []
-    for path in tables:
-        joint = read_joint(path)
+    joints, parts = [read_joint(path) for path in tables], []
+    for joint in joints:
         table = pd.concat([with_figures(joint), _against_published(joint)], axis=1)
         families = list(dict.fromkeys(table["recipe"]))
         parts.append(
@@ -43,7 +43,7 @@ def frontier(tables: Sequence[Path]) -> pd.DataFrame:
                 kind="stable",
             )
         )
-    return pd.concat(parts, ignore_index=True)
+    return joints, pd.concat(parts, ignore_index=True)
 
 
 def _against_published(joint: Joint) -> pd.DataFrame:

@@ -39,7 +39,7 @@ def numbers(frontier: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = compare(frontier)
+    _, table = compare(frontier)
     parts = []
     for measure, said in MEASURES.items():
         for dtype in dict.fromkeys(table["compute_dtype"]):
