@@ -30,20 +30,31 @@ def frontier(tables: Sequence[Path]) -> tuple[list[Joint], pd.DataFrame]:
     same ``limit`` (see ``equal_bytes``): for a uniform policy that of its own bytes. They are empty for that recipe
     itself, where it has no policy of that limit, and where its KL may be 0.
     """
+    joints = [read_joint(path) for path in tables]
+    return joints, _beside_reductions(joints, [with_figures(joint) for joint in joints])
+
+
+def reductions(tables: Sequence[Path]) -> pd.DataFrame:
+    """The rows of ``frontier``: only what each policy is, and its two reductions."""
+    joints = [read_joint(path) for path in tables]
+    return _beside_reductions(joints, [joint.policies for joint in joints])
+
+
+def _beside_reductions(joints: Sequence[Joint], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables of the same policies, each with these policies' reductions, in the order of ``frontier``."""
     import pandas as pd
 
-    joints, parts = [read_joint(path) for path in tables], []
-    for joint in joints:
-        table = pd.concat([with_figures(joint), _against_published(joint)], axis=1)
+    parts = []
+    for joint, table in zip(joints, tables, strict=True):
         families = list(dict.fromkeys(table["recipe"]))
         parts.append(
-            table.sort_values(
+            pd.concat([table, _against_published(joint)], axis=1).sort_values(
                 ["recipe", "limit"],
                 key=lambda values, order=families: values.map(order.index) if values.name == "recipe" else -values,
                 kind="stable",
             )
         )
-    return joints, pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True)
 
 
 def _against_published(joint: Joint) -> pd.DataFrame:
