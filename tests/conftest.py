@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every worker and every process of a workflow imports the same modules, which are compiled once, whatever is said here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Imports and tests' names are there to stay: nothing is collected while they are made, and nothing of them after.
+gc.disable()
 # Fewer draws than Hypothesis makes by default, new ones each time; none fails because a machine is busy.
 settings.register_profile("kvstages", max_examples=40, deadline=None)
 settings.load_profile("kvstages")
@@ -59,9 +61,14 @@ SHARED = {
     "memory_mb": 1024,
     "container": "kvstages.sif",
 }
+# What a shell, Snakemake or the report's markup would take for its own, so that each whole run proves the quoting.
+TITLE = (
+    r"""A small "random" decoder; $(touch ran) `touch ran` 'x' {input} & > ran *bold* _under_ |bar| ``code`` $x^2$ """
+    r"""{{ 7 * 7 }} \\ <b>tag</b> </script><script>alert(1)</script> <!-- :raw-html:`<i>` .. include:: secret.txt """
+    r""".. _x: javascript:alert(1) ü 图"""
+)
 STUDY = {
-    # What a shell or Snakemake would take for its own, so that each whole run proves the quoting.
-    "title": "A small \"random\" decoder; $(touch ran) `touch ran` 'x' {input} & > ran",
+    "title": TITLE,
     "layers": 2,
     "block": 8,
     "windows": {"calibration": [0, 16], "adaptation": [16, 48], "reserved": [48, 64], "validation": [64, 96]},
@@ -198,13 +205,26 @@ def published_bundle(folder: Path) -> dict[str, str]:
 SERVERS = ExitStack()
 
 
-@cache
+def pytest_configure() -> None:
+    """One server of programs that start warm for the session, all workers of which inherit where it is."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = SERVERS.enter_context(TemporaryDirectory())
+        os.environ["WARM_PYTHON"] = str(SERVERS.enter_context(warm(Path(folder, "warm"))))
+
+
 def session_python() -> Path:
-    """The folder of the program `python` that starts warm; its server ends with the session."""
-    return SERVERS.enter_context(warm(Path(SERVERS.enter_context(TemporaryDirectory()), "warm")))
+    """The folder of the program `python` that starts warm."""
+    return Path(os.environ["WARM_PYTHON"])
 
 
-def pytest_sessionfinish() -> None:
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    # What tests drop is mostly free at once; cycles wait for 50,000 new objects, not for 700.
+    gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_unconfigure() -> None:
     SERVERS.close()
 
 
@@ -281,7 +301,8 @@ def whole_study_of(source: dict[str, Any], folder: Path, paths: dict[str, str]) 
 def seeded() -> None:
     """Every test draws the same random tensors each time."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        # The CPU's alone: torch.manual_seed notes each time from where it was called, for GPUs that are found later.
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 @pytest.fixture
@@ -289,10 +310,14 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Student's t to three digits instead of five, which no share of a thousand trials tells apart."""
     from kvstages.stats import crossed
 
+    def forget() -> None:
+        for known in (crossed.t_quantile, crossed._angles):
+            known.cache_clear()
+
     monkeypatch.setattr(crossed, "STEPS", 5000)
-    crossed.t_quantile.cache_clear()
+    forget()
     yield
-    crossed.t_quantile.cache_clear()
+    forget()
 
 
 def built_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:

@@ -28,7 +28,9 @@ from typing import Any
 PRELOADED = (
     *("jsonschema", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.figure"),
     *("numpy", "pandas", "safetensors.torch", "snakemake.cli", "snakemake.report", "torch", "yaml"),
-    *("click", "jinja2.ext", "requests", "sympy"),  # which those import when they are used
+    # Which those import when they are used.
+    *("click", "jinja2.ext", "matplotlib.style", "requests", "smart_open", "snakemake.report.html_reporter"),
+    *("snakemake.storage", "sympy", "torch.fx.experimental.symbolic_shapes", "torch.utils._device"),
 )
 # Who calls: a program named `python`, so small that it starts in no time.
 CLIENT = """#!{python} -IS
@@ -76,6 +78,19 @@ def warm(folder: Path) -> Iterator[Path]:
             server.wait()
 
 
+def preload() -> None:
+    """Import what takes long; the first caller waits for it.
+
+    The children neither collect what the server holds nor take it down, which would cost as much as to import it.
+    """
+    gc.disable()
+    for name in PRELOADED:
+        __import__(name)
+    sys.modules["snakemake.cli"].get_argument_parser()
+    gc.freeze()
+    gc.enable()
+
+
 def serve(address: str) -> dict[str, Any]:
     """Answer callers until the standard input ends. Returns in a child only: what it is to run."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -84,6 +99,7 @@ def serve(address: str) -> dict[str, Any]:
         print("ready", flush=True)
         while listener in select.select([listener, sys.stdin], [], [])[0]:
             caller, _ = listener.accept()
+            preload()
             with caller:
                 if os.fork() == 0:
                     listener.close()
@@ -140,10 +156,6 @@ def become(asked: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for name in PRELOADED:
-        __import__(name)
-    # The children neither collect what the server holds nor take it down, which would cost as much as to import it.
-    gc.freeze()
     asked = serve(sys.argv[1])
     try:
         become(asked)

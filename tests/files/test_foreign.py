@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import REPOSITORY, Project
+from conftest import REPOSITORY, Project, session_python
 
 from kvstages.analysis.published import SHIPPED
 from kvstages.cli import main
@@ -213,7 +213,10 @@ def test_use_as_a_module_is_refused_in_one_line(project: Project) -> None:
 
 
 def test_the_snakefile_runs_from_elsewhere(project: Project, tmp_path: Path) -> None:
-    """``snakemake --snakefile PATH/Snakefile --directory FOLDER``, from a third folder that holds a kvstages."""
+    """``snakemake --snakefile PATH/Snakefile --directory FOLDER``, from a third folder that holds a kvstages.
+
+    Snakemake is started as a user does; its jobs start warm, and look for modules where Python would.
+    """
     (tmp_path / "third" / "kvstages").mkdir(parents=True)
     (tmp_path / "third" / "kvstages" / "__init__.py").write_text("raise SystemExit('the code of the third folder')")
     command = [str(Path(sys.executable).parent / "snakemake"), *project.command()[3:]]
@@ -221,7 +224,7 @@ def test_the_snakefile_runs_from_elsewhere(project: Project, tmp_path: Path) -> 
     done = subprocess.run(
         [*command, "--directory", str(project.folder), target],
         cwd=tmp_path / "third",
-        env=project.environment,
+        env={**project.environment, "PATH": f"{session_python()}{os.pathsep}{project.environment['PATH']}"},
         capture_output=True,
         text=True,
         check=False,

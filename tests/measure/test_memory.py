@@ -29,7 +29,8 @@ VOCABULARY, BLOCK, MEMORY_MB = 65_536, 256, 24
 WEIGHTS = 2 * VOCABULARY * 16 * 4
 BESIDE = 8 * WEIGHTS + (64 << 20)
 # Runs stages one after the other, each in a copy of one process, whose data may grow by so many bytes once libraries
-# are imported: what a stage leaves in pieces is no matter of the next.
+# are imported: what a stage leaves in pieces is no matter of the next. What each says, and its exit status,
+# is in the file of its limit.
 LIMITED = """
 import json, os, resource, sys
 import torch
@@ -39,11 +40,12 @@ import kvstages.measure.sweep, kvstages.models.load, safetensors.torch
 
 torch.ones(64, 64) @ torch.ones(64, 64)
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
-for arguments in json.loads(sys.argv[2]):
+for limit, arguments in json.load(sys.stdin):
     if os.fork():
         os.wait()
         continue
+    os.dup2(os.open(f"{limit}.said", os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + limit, resource.RLIM_INFINITY))
     try:
         main(arguments)
     except SystemExit as end:
@@ -101,23 +103,26 @@ def stages(memory_mb: int) -> list[list[str]]:
     return [[stage, *arguments] for stage, arguments in written.items()]
 
 
-def run(folder, limit: int, chosen: list[list[str]]) -> list[str]:
-    """What stages say, by line, each with its exit status after it."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), json.dumps(chosen)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
+ENOUGH, PLENTY = (MEMORY_MB << 20) + BESIDE, 1 << 40
+# Reading, laying out and multiplying fail in libraries of their own, each with its own words for it.
+TOO_FEW = [megabytes << 20 for megabytes in (4, 12, 20, 28)]
+
+
+@pytest.fixture(scope="module")
+def said(folder) -> dict[int, list[str]]:
+    """What all stages say under each limit, by line, each with its exit status after it."""
+    runs = [(ENOUGH, arguments) for arguments in stages(MEMORY_MB)]
+    runs += [(PLENTY, stages(512)[0])]  # another memory_mb needs another reference
+    runs += [(limit, arguments) for limit in TOO_FEW for arguments in stages(512)]
+    subprocess.run(
+        [sys.executable, "-c", LIMITED], cwd=folder, input=json.dumps(runs), text=True, timeout=300, check=True
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr.strip().splitlines()
+    return {limit: (folder / f"{limit}.said").read_text().splitlines() for limit in (ENOUGH, *TOO_FEW)}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit counts private memory on Linux alone")
-def test_every_stage_keeps_to_its_memory_whatever_the_vocabulary(folder):
-    chosen = stages(MEMORY_MB)
-    assert run(folder, (MEMORY_MB << 20) + BESIDE, chosen) == [f"{arguments[0]} 0" for arguments in chosen]
+def test_every_stage_keeps_to_its_memory_whatever_the_vocabulary(said):
+    assert said[ENOUGH] == [f"{stage} 0" for stage, *_ in stages(MEMORY_MB)]
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -135,10 +140,6 @@ def test_less_than_the_least_is_one_line_that_says_how_much_is_needed(folder, nu
     assert re.fullmatch(r"Error: memory_mb 1: this model and these blocks need at least \d+\n", result.output)
 
 
-# Reading, laying out and multiplying fail in libraries of their own, each with its own words for it.
-@pytest.mark.parametrize("megabytes", [4, 12, 20, 28])
-def test_memory_that_runs_out_all_the_same_is_one_line(folder, megabytes):
-    run(folder, 1 << 40, stages(512)[:1])
-    chosen = stages(512)
-    said = run(folder, megabytes << 20, chosen)
-    assert said == [line for stage, *_ in chosen for line in (f"Error: {NO_MEMORY}", f"{stage} 1")]
+@pytest.mark.parametrize("limit", TOO_FEW)
+def test_memory_that_runs_out_all_the_same_is_one_line(said, limit):
+    assert said[limit] == [line for stage, *_ in stages(512) for line in (f"Error: {NO_MEMORY}", f"{stage} 1")]

@@ -172,8 +172,10 @@ MEASURING = {
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """This package, to be edited."""
-    return Path(shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__")))
+    """This package, to be edited, with what was kept of reading its modules."""
+    for names in MEMBERS:
+        stage_digest(*names)
+    return Path(shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("*.pyc")))
 
 
 def changed(copied: Path) -> set[tuple[str, ...]]:

@@ -94,12 +94,12 @@ def test_a_damaged_table_is_refused_each_time_until_it_is_deleted(finished: Proj
 
 def test_damage_that_keeps_size_and_time_gets_no_new_checksums(finished: Project, copy: Project) -> None:
     """Snakemake sees nothing; the last stage and `kvstages verify` do."""
-    picture = copy.folder / RESULTS / "figures" / "sensitivity.png"
+    picture = copy.folder / RESULTS / "figures" / "allocation.png"
     flip(picture, keep_time=True)
     assert "Nothing to be done" in copy.run()
     assert [line.split(": ")[1].split()[0] for line in verify(copy.folder / RESULTS)[0]] == ["differs"]
     (copy.folder / SUMS).unlink()
-    assert f"results/small/figures/sensitivity.png: {MADE}" in copy.run(status=1)
+    assert f"results/small/figures/allocation.png: {MADE}" in copy.run(status=1)
     assert not (copy.folder / SUMS).exists()
     repair(copy, picture)
     right(copy, finished)

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import jsonschema
 import pytest
-from conftest import REPOSITORY, REVISION, SHARED, STUDY, Project, published_bundle, study_of
+from conftest import REPOSITORY, REVISION, SHARED, TITLE, Project, published_bundle, study_of
 from warm import warm
 
 from kvstages.analysis.published import SHIPPED, published_validation
@@ -147,10 +147,10 @@ def test_dry_run_plans_every_stage(project: Project, artifacts: tuple[Path, dict
 def test_shipped_studies_are_planned(tmp_path: Path) -> None:
     project = Project(tmp_path)
     shutil.copytree(REPOSITORY / "config", tmp_path / "config")
+    jobs = project.jobs("--config", "studies=[demo,gpt2-nano]")
     # In FP32, and in BF16 for the comparison.
-    assert project.jobs()["sweep_layers_demo"] == 2
-    assert project.jobs("--config", "studies=[gpt2-nano]")["adapt_models_gpt2_nano"] == 1
-    assert "write_manifest" in project.jobs("results/gpt2-nano/manifest.json")
+    assert (jobs["sweep_layers_demo"], jobs["adapt_models_gpt2_nano"], jobs["write_manifest"]) == (2, 1, 2)
+    assert project.jobs("results/gpt2-nano/manifest.json")["write_manifest"] == 1
 
 
 def test_the_profile_for_clusters_is_one_that_snakemake_takes(project: Project) -> None:
@@ -305,7 +305,7 @@ def test_every_column_and_key_is_explained(name: str) -> None:
 
 
 def test_nothing_of_a_title_is_run(finished: Project) -> None:
-    assert STUDY["title"] in json.loads((finished.folder / "config" / "studies" / "small.yaml").read_text())["title"]
+    assert TITLE in json.loads((finished.folder / "config" / "studies" / "small.yaml").read_text())["title"]
     page = (finished.folder / "results" / "small" / "tables" / "results.html").read_text()
     assert "$(touch ran) `touch ran`" in page and "{input} &amp; &gt; ran" in page
     assert not list(finished.folder.rglob("ran"))
@@ -450,11 +450,21 @@ def test_of_a_job_that_makes_several_files_only_those_are_made_that_are_not_curr
     assert compare(finished.folder / "results" / "small", copy.folder / "results" / "small").outside == []
 
 
-def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished: Project) -> None:
+@pytest.fixture(scope="module")
+def report(finished: Project) -> tuple[str, dict[str, Any]]:
+    """The page of the finished study's report, and what it shows: path to caption, labels and the file itself."""
+    (finished.folder / "secret.txt").write_text("for nobody else")
     finished.run("--report", "report.html")
     page = (finished.folder / "report.html").read_text()
-    # Snakemake keeps what it shows as one JavaScript object: path to caption, labels and the file itself.
+    # Snakemake keeps it as one JavaScript object.
     shown, _ = json.JSONDecoder().raw_decode(page.partition('<script id="results">')[2].partition("=")[2].lstrip())
+    return page, shown
+
+
+def test_report_is_one_file_with_every_figure_and_table_and_its_caption(
+    finished: Project, report: tuple[str, dict[str, Any]]
+) -> None:
+    page, shown = report
     results = finished.folder / "results" / "small"
     expected = [*results.glob("figures/*.svg"), *results.glob("tables/*.html")]
     for group, kind in (("figure", "figures"), ("table", "tables")):
@@ -473,28 +483,15 @@ def test_report_is_one_file_with_every_figure_and_table_and_its_caption(finished
     assert question in page.replace("\\'", "'")
 
 
-TYPED = (
-    r"""*bold* _under_ |bar| `tick` ``code`` $x^2$ {{ 7 * 7 }} \\ & "two" 'one' <b>tag</b> </script><script>alert(1)"""
-    r"""</script> <!-- :raw-html:`<i>` .. include:: secret.txt .. _x: javascript:alert(1) ü 图"""
-)
-
-
-def test_a_title_is_shown_in_the_report_as_it_is_typed(finished: Project, tmp_path: Path) -> None:
+def test_a_title_is_shown_in_the_report_as_it_is_typed(report: tuple[str, dict[str, Any]]) -> None:
     """It is text: no markup, no file is included, no script runs."""
-    copy = finished.copy(tmp_path / "copy")
-    study = json.loads((copy.folder / "config" / "studies" / "small.yaml").read_text())
-    copy.configure({**study, "title": TYPED})
-    (copy.folder / "secret.txt").write_text("for nobody else")
-    copy.run("results/small/tables/results.html")
-    copy.run("--report", "report.html")
-    page = (copy.folder / "report.html").read_text()
+    page, shown = report
     assert "alert(1)</script>" not in page and "<script>alert" not in page and "nobody else" not in page
     text, _ = json.JSONDecoder().raw_decode(page.partition("var workflow_desc = ")[2])
-    shown, _ = json.JSONDecoder().raw_decode(page.partition('<script id="results">')[2].partition("=")[2].lstrip())
     table = base64.b64decode(shown["results/small/tables/results.html"]["data_uri"].partition("base64,")[2]).decode()
     (heading,) = re.findall(r"<h1>Results of the study (small: .*)</h1>", text)
     (title,) = re.findall(r"<h1>(.*)</h1>", table)
-    assert html.unescape(heading) == f"small: {TYPED}" and html.unescape(title) == f"{TYPED}: results of every policy"
+    assert html.unescape(heading) == f"small: {TITLE}" and html.unescape(title) == f"{TITLE}: results of every policy"
     assert not {"<", ">"} & {*heading, *title}
 
 
