@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
+import marshal
 import os
 import runpy
 import select
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -32,9 +33,9 @@ PRELOADED = (
     *("click", "jinja2.ext", "matplotlib.style", "requests", "smart_open", "snakemake.report.html_reporter"),
     *("snakemake.storage", "sympy", "torch.fx.experimental.symbolic_shapes", "torch.utils._device"),
 )
-# Who calls: a program named `python`, so small that it starts in no time.
+# Who calls: a program named `python`, so small that it starts in no time; what `socket` and `json` import takes longer.
 CLIENT = """#!{python} -IS
-import json, os, socket, sys
+import _socket, array, marshal, os, sys
 
 words = sys.argv[1:]
 safe = "-P" in words[:1] or "PYTHONSAFEPATH" in os.environ
@@ -43,12 +44,13 @@ if program[:2] not in (["-m", "kvstages"], ["-m", "snakemake"]):
     os.execv({python!r}, [{python!r}, *words])
 asked = {{"module": program[1], "words": program[2:], "safe": safe}}
 asked |= {{"folder": os.getcwd(), "environment": dict(os.environ)}}
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    message = json.dumps(asked).encode()
-    socket.send_fds(server, [len(message).to_bytes(8, "big")], [0, 1, 2])
-    server.sendall(message)
-    status = int.from_bytes(server.recv(8), "big", signed=True)
+server = _socket.socket(_socket.AF_UNIX)
+server.connect({address!r})
+message = marshal.dumps(asked)
+files = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
+server.sendmsg([len(message).to_bytes(8, "big")], [files])
+server.sendall(message)
+status = int.from_bytes(server.recv(8), "big", signed=True)
 if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)
@@ -84,54 +86,64 @@ def preload() -> None:
     gc.disable()
     for name in PRELOADED:
         __import__(name)
-    sys.modules["snakemake.cli"].get_argument_parser()
+    sys.modules["snakemake.cli"].get_argument_parser()  # finds Snakemake's plugins
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
     gc.freeze()
     gc.enable()
 
 
 def serve(address: str) -> dict[str, Any]:
     """Answer callers until the standard input ends. Returns in a child only: what it is to run."""
+    # The process of each program and who called it, by the file that tells when it has ended.
+    running: dict[int, tuple[int, socket.socket]] = {}
+    stopped = False
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
         print("ready", flush=True)
-        while listener in select.select([listener, sys.stdin], [], [])[0]:
-            caller, _ = listener.accept()
-            preload()
-            with caller:
-                if os.fork() == 0:
-                    listener.close()
-                    return answer(caller)
-            # Waiting for those that have ended counts their time as this process's children's.
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, 0)[0]:
-                pass
+        while running or not stopped:
+            callers = [caller for _, caller in running.values()]
+            ready, _, _ = select.select([*running, *callers, *([] if stopped else [listener, sys.stdin])], [], [])
+            stopped = stopped or sys.stdin in ready
+            for ended, (process, caller) in list(running.items()):
+                if ended in ready:
+                    answer(caller, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+                    os.close(ended)
+                    del running[ended]
+                elif caller in ready:  # it was killed
+                    os.kill(process, signal.SIGKILL)
+            if listener in ready:
+                if "torch" not in sys.modules:
+                    preload()
+                caller, _ = listener.accept()
+                asked, files = received(caller)
+                process = os.fork() if asked else None
+                if process == 0:
+                    for number, file in enumerate(files):
+                        os.dup2(file, number)
+                for file in files:
+                    os.close(file)
+                if process == 0:
+                    return asked
+                if process:
+                    running[os.pidfd_open(process)] = process, caller
     os._exit(0)
 
 
-def answer(caller: socket.socket) -> dict[str, Any]:
-    """Run what a caller asks for in a child, where this returns it, and tell the caller its exit status; kill the child
-    where the caller was killed."""
+def received(caller: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """What a caller asks for, None where it was killed before it had said so, and its open files."""
     head, files, _, _ = socket.recv_fds(caller, 8, 3)
-    message = bytearray()
-    while len(message) < int.from_bytes(head, "big"):
-        message += caller.recv(1 << 16)
-    child = os.fork()
-    if child == 0:
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-            os.close(file)
-        return json.loads(message)
-    ended = os.pidfd_open(child)
-    if ended not in select.select([ended, caller], [], [])[0]:
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with suppress(BrokenPipeError):
+    message, length = bytearray(), int.from_bytes(head, "big")
+    while len(message) < length and (part := caller.recv(1 << 16)):
+        message += part
+    return (marshal.loads(message) if 0 < length == len(message) else None), files
+
+
+def answer(caller: socket.socket, status: int) -> None:
+    """Tell a caller the exit status of what it asked for."""
+    with caller, suppress(OSError):  # it may be gone
         caller.sendall(status.to_bytes(8, "big", signed=True))
-    os._exit(0)
 
 
 def become(asked: Mapping[str, Any]) -> None:
