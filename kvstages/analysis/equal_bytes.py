@@ -38,8 +38,9 @@ SPREAD = {"lowest_kl": 0.0, "p5_kl": 0.05, "p50_kl": 0.5, "p95_kl": 0.95, "highe
 RANKS = {"mean_kl": "rank", "excess_kl": "excess_rank"}
 
 
-def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """One row for each joint.csv and recipe, files in the order given, the least joint KL first.
+def equal_bytes(comparisons: Sequence[Path]) -> tuple[list[Joint], pd.DataFrame]:
+    """The policies of each joint.csv, and one row for each file and recipe, files in the order given, the least joint
+    KL first.
 
     A uniform policy has its precision in ``policy`` and takes its own bytes. A recipe's figures are those of its
     policy; of random ones the mean over all of them, and ``SPREAD`` over the policies. ``rank`` is the place among the
@@ -53,9 +54,10 @@ def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    parts = []
+    joints, parts = [], []
     for path in comparisons:
         budget, joint = read_comparison(path)
+        joints.append(joint)
         below = _drawn_less_proxy(_policy_set(path))
         random = joint.metrics["mean_kl"][joint.rows(RANDOM)].mean(axis=1)
         groups = joint.policies["policy"].where(joint.policies["recipe"] != RANDOM, RANDOM)
@@ -68,7 +70,7 @@ def equal_bytes(comparisons: Sequence[Path]) -> pd.DataFrame:
         for measure, column in RANKS.items():
             table[column] = table[measure].astype(float).where(ranked).rank(method="min")
         parts.append(table.sort_values("mean_kl", kind="stable"))
-    return pd.concat(parts, ignore_index=True)
+    return joints, pd.concat(parts, ignore_index=True)
 
 
 def _policy_set(path: Path) -> Path:

@@ -22,22 +22,33 @@ if TYPE_CHECKING:
 INPUTS = {"frontier": Input("frontier_files", "joint.csv", several=True)}
 
 
-def frontier(tables: Sequence[Path]) -> pd.DataFrame:
-    """One row for each joint.csv and policy: files in the order given, families in their order, by falling limit.
+def frontier(tables: Sequence[Path]) -> tuple[list[Joint], pd.DataFrame]:
+    """The policies of each joint.csv, and one row for each file and policy: files in the order given, families in their
+    order, by falling limit.
 
     ``with_figures`` of each, and ``kl_reduction`` and ``excess_reduction`` against the published recipe's policy of the
     same ``limit`` (see ``equal_bytes``): for a uniform policy that of its own bytes. They are empty for that recipe
     itself, where it has no policy of that limit, and where its KL may be 0.
     """
+    joints = [read_joint(path) for path in tables]
+    return joints, _beside_reductions(joints, [with_figures(joint) for joint in joints])
+
+
+def reductions(tables: Sequence[Path]) -> pd.DataFrame:
+    """The rows of ``frontier``: only what each policy is, and its two reductions."""
+    joints = [read_joint(path) for path in tables]
+    return _beside_reductions(joints, [joint.policies for joint in joints])
+
+
+def _beside_reductions(joints: Sequence[Joint], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables of the same policies, each with these policies' reductions, in the order of ``frontier``."""
     import pandas as pd
 
     parts = []
-    for path in tables:
-        joint = read_joint(path)
-        table = pd.concat([with_figures(joint), _against_published(joint)], axis=1)
+    for joint, table in zip(joints, tables, strict=True):
         families = list(dict.fromkeys(table["recipe"]))
         parts.append(
-            table.sort_values(
+            pd.concat([table, _against_published(joint)], axis=1).sort_values(
                 ["recipe", "limit"],
                 key=lambda values, order=families: values.map(order.index) if values.name == "recipe" else -values,
                 kind="stable",

@@ -97,14 +97,14 @@ def _map(axes: Axes, table: pd.DataFrame, label: str, layers: int, heads: int) -
             sides = [(row.keys, 0.0, 0.5), (row.values, 0.5, 0.5)]
         for precision, left, width in sides:
             place = (row.head + left, row.layer)
-            axes.add_patch(Rectangle(place, width, 1, facecolor=shade(precision), edgecolor="0.6", lw=0.4))
+            axes.add_artist(Rectangle(place, width, 1, facecolor=shade(precision), edgecolor="0.6", lw=0.4))
             axes.text(
                 place[0] + width / 2, row.layer + 0.5, bits_of(precision), ha="center", va="center_baseline",
                 fontsize=6.5 if len(sides) == 1 else 5.5, color=ink(shade(precision)), in_layout=False,
             )  # fmt: skip
         if len(sides) == 2:
             # Wider than the lines between halves: a head stays one cell.
-            axes.add_patch(Rectangle((row.head, row.layer), 1, 1, fill=False, edgecolor="0.25", lw=0.7, zorder=2))
+            axes.add_artist(Rectangle((row.head, row.layer), 1, 1, fill=False, edgecolor="0.25", lw=0.7, zorder=2))
     lines = [*textwrap.wrap(label, 32), *(line for text in _counts(table) for line in textwrap.wrap(text, 46))]
     axes.set_title("\n".join(lines), fontsize=8, linespacing=1.35)
     axes.set_xlabel("head")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.equal_bytes import INPUTS, equal_bytes
-from kvstages.analysis.joint_table import ARITHMETIC, PUBLISHED, RANDOM, UNIFORM, read_comparison
+from kvstages.analysis.joint_table import ARITHMETIC, PUBLISHED, RANDOM, UNIFORM
 from kvstages.figures.shades import RANDOM_POLICIES
 from kvstages.figures.style import NothingToDraw, legend_below
 
@@ -42,13 +42,11 @@ def numbers(comparisons: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    recipes = equal_bytes(comparisons)
+    joints, recipes = equal_bytes(comparisons)
     parts = []
-    for path in comparisons:
-        budget, joint = read_comparison(path)
-        dtype = joint.policies["compute_dtype"].iloc[0]
+    of_each = recipes.groupby(["budget", "compute_dtype"], sort=False)
+    for joint, ((budget, _), own) in zip(joints, of_each, strict=True):
         policies = joint.policies.assign(mean_kl=joint.metrics["mean_kl"].mean(axis=1), budget=budget)
-        own = recipes[(recipes["budget"] == budget) & (recipes["compute_dtype"] == dtype)]
         limit = own.loc[own["recipe"] == PUBLISHED, "bytes"].iloc[0]
         uniform = own[(own["recipe"] == UNIFORM) & (own["bytes"] <= limit)].nlargest(1, "bytes")
         named = own[~own["recipe"].isin([RANDOM, UNIFORM])]

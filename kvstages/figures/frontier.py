@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.frontier import INPUTS
-from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint, with_figures
+from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM, read_joint
 from kvstages.figures.labels import Point, place_labels
 from kvstages.figures.storage_axis import storage_axis
 from kvstages.figures.style import legend_below, line_style
 from kvstages.figures.zero_strip import ZeroStrip
+from kvstages.stats.bootstrap import block_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,16 +38,17 @@ def numbers(frontier: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    joints = [(path, read_joint(path)) for path in frontier]
-    tables = [with_figures(joint).rename(columns={"bytes": "total_bytes"}) for _, joint in joints]
-    panels = [(f"KL, {ARITHMETIC[table['compute_dtype'].iloc[0]]}", table, "mean_kl") for table in tables]
-    if tables[-1]["excess_kl"].notna().all():
-        panels.append((f"excess KL, {ARITHMETIC[tables[-1]['compute_dtype'].iloc[0]]}", tables[-1], "excess_kl"))
+    joints = [read_joint(path) for path in frontier]
+    measures = [("KL", joint, joint.metrics["mean_kl"]) for joint in joints]
+    if (excess := joints[-1].excess()) is not None:
+        measures.append(("excess KL", joints[-1], excess))
     parts = []
-    for panel, table, measure in panels:
-        named = table.assign(panel=panel, **{f"kl{end}": table[f"{measure}{end}"] for end in ("", "_low", "_high")})
+    for said, joint, values in measures:
+        table = joint.policies.rename(columns={"bytes": "total_bytes"})
+        table["panel"] = f"{said}, {ARITHMETIC[table['compute_dtype'].iloc[0]]}"
+        table[["kl", "kl_low", "kl_high"]] = [(own.mean(), *block_interval(own)) for own in values]
         parts += [
-            named[named["recipe"] == recipe].sort_values("total_bytes", ascending=False, kind="stable")
+            table[table["recipe"] == recipe].sort_values("total_bytes", ascending=False, kind="stable")
             for recipe in dict.fromkeys(table["recipe"])
         ]
     return pd.concat(parts, ignore_index=True)[COLUMNS]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstages.analysis.entries import Entry
-from kvstages.analysis.frontier import INPUTS
-from kvstages.analysis.frontier import frontier as compare
+from kvstages.analysis.frontier import INPUTS, reductions
 from kvstages.analysis.joint_table import ARITHMETIC, UNIFORM
 from kvstages.figures.labels import Point, place_labels
 from kvstages.figures.style import legend_below, line_style
@@ -39,7 +38,7 @@ def numbers(frontier: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = compare(frontier)
+    table = reductions(frontier)
     parts = []
     for measure, said in MEASURES.items():
         for dtype in dict.fromkeys(table["compute_dtype"]):

@@ -203,8 +203,9 @@ def check_numbers(path: Path, table: pd.DataFrame, numbers: Iterable[str], gaps:
     gaps = list(gaps)
     for column in [*numbers, *gaps]:
         values = pd.to_numeric(table[column], errors="coerce")
-        missing = values.isna() & (table[column].notna() if column in gaps else True)
-        wrong = missing | np.isinf(values.astype(float))
+        wrong = ~np.isfinite(values.to_numpy(dtype=float))
+        if column in gaps:
+            wrong &= table[column].notna().to_numpy()
         if wrong.any():
             raise ValueError(f"{path}: column {column!r} holds {table[column][wrong].iloc[0]!r}, expected a number")
         table[column] = values

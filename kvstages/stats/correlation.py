@@ -37,7 +37,7 @@ def centred_ranks(values: np.ndarray) -> np.ndarray:
 
 def correlations_of_ranks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """``rank_correlations`` of lists of which ``centred_ranks`` are known: [...]."""
-    return (first * second).sum(axis=-1) / np.square(first).sum(axis=-1)
+    return np.vecdot(first, second) / np.vecdot(first, first)
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.equal_bytes import INPUTS, equal_bytes
-from kvstages.analysis.joint_table import ARITHMETIC, ENDS, PUBLISHED, RANDOM, UNIFORM, read_joint
+from kvstages.analysis.joint_table import ARITHMETIC, ENDS, PUBLISHED, RANDOM, UNIFORM
 from kvstages.tables.notes import EXCESS_NOTE, PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, count, decimal, divergence, factor, page, percent, share
 
@@ -46,7 +46,7 @@ def make(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.Data
     """One row for each budget, arithmetic and recipe of the comparisons' joint.csv; see ``equal_bytes.equal_bytes``."""
     import pandas as pd
 
-    table = equal_bytes(comparisons)
+    joints, table = equal_bytes(comparisons)
     dtypes = list(dict.fromkeys(table["compute_dtype"]))
     shown = table.assign(label=[_label(row) for row in table.itertuples()])
     own = shown[shown["compute_dtype"] == dtypes[0]]
@@ -82,7 +82,7 @@ def make(comparisons: Sequence[Path], study: str | None = None) -> tuple[pd.Data
     drawn = own[own["recipe"] == RANDOM]
     if len(drawn):
         sections.append(Section("Joint KL of the random policies (nats)", random, drawn))
-    policies = pd.concat([read_joint(path).policies for path in comparisons])
+    policies = pd.concat([joint.policies for joint in joints])
     described = [
         f"{row.recipe}: {row.allocator}, scores {row.sensitivity}, unit {row.unit}, {row.precisions}"
         for row in table[table["recipe"] != UNIFORM].drop_duplicates("recipe").itertuples()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvstages.analysis.entries import Entry
 from kvstages.analysis.frontier import INPUTS
 from kvstages.analysis.frontier import frontier as compare
-from kvstages.analysis.joint_table import ARITHMETIC, ENDS, UNIFORM, read_joint
+from kvstages.analysis.joint_table import ARITHMETIC, ENDS, UNIFORM
 from kvstages.tables.notes import EXCESS_NOTE, PROXY_NOTE, joint_notes, page_title
 from kvstages.tables.page import Column, Section, count, divergence, factor, page, percent, share
 
@@ -39,8 +39,8 @@ def make(frontier: Sequence[Path], study: str | None = None) -> tuple[pd.DataFra
     """One row for each policy of the joint.csv files: arithmetics in their order, families, falling limits."""
     import pandas as pd
 
-    joints = [read_joint(path) for path in frontier]
-    table = compare(frontier)[[*COPIED, *(f"{name}{end}" for name in MEASURED for end in ("", *ENDS)), "cross_entropy"]]
+    joints, table = compare(frontier)
+    table = table[[*COPIED, *(f"{name}{end}" for name in MEASURED for end in ("", *ENDS)), "cross_entropy"]]
     columns = [
         Column("limit", "limit", count),
         Column("bytes", "bytes", count),

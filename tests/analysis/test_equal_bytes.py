@@ -22,7 +22,7 @@ def rows(tmp_path):
         *(policy_rows(f"random-{n}", published * n, "random", "at-random", size=97 + n) for n in (0.4, 0.6, 2, 3)),
     ]
     path = write_set(tmp_path / "0.01", policies, {"half": 0.25, "published": 1.0})
-    return equal_bytes([path]).set_index("recipe")
+    return equal_bytes([path])[1].set_index("recipe")
 
 
 def test_best_first(rows):
@@ -59,7 +59,7 @@ def test_place_among_the_random_policies(rows):
 
 def test_nothing_reduces_a_kl_of_zero(tmp_path):
     path = write_set(tmp_path, [policy_rows("published", [0.0, 0.0]), policy_rows("exact", [0.0, 1e-9])])
-    table = equal_bytes([path]).set_index("recipe")
+    table = equal_bytes([path])[1].set_index("recipe")
     assert pd.isna(table.loc["exact", "kl_reduction"]) and table.loc["exact", "agreement_difference"] == 0
     assert table["random_less_kl"].isna().all()
 
@@ -67,7 +67,7 @@ def test_nothing_reduces_a_kl_of_zero(tmp_path):
 def test_each_arithmetic_has_its_own_rows_and_the_excess_takes_its_cost_away(tmp_path):
     """Made-up BF16 arithmetic adds as much to every quantized policy: reductions shrink, those of the excess do not."""
     folder = write_comparison(tmp_path) / "comparison" / "0.01"
-    table = equal_bytes([folder / "joint.csv", folder / "bfloat16" / "joint.csv"])
+    table = equal_bytes([folder / "joint.csv", folder / "bfloat16" / "joint.csv"])[1]
     own, other = (table[table["compute_dtype"] == dtype].set_index("policy") for dtype in ("float32", "bfloat16"))
     assert "random" in own.index and "random" not in other.index
     assert list(own.loc[own["rank"].notna()].index) == list(other.loc[other["rank"].notna()].index)
@@ -85,7 +85,7 @@ def test_each_arithmetic_has_its_own_rows_and_the_excess_takes_its_cost_away(tmp
 def test_budgets_in_the_order_given(tmp_path):
     write_comparison(tmp_path)
     paths = [tmp_path / "comparison" / budget / "joint.csv" for budget in ("0.04", "0.01")]
-    assert equal_bytes(paths)["budget"].unique().tolist() == ["0.04", "0.01"]
+    assert equal_bytes(paths)[1]["budget"].unique().tolist() == ["0.04", "0.01"]
 
 
 def test_candidates_are_needed(tmp_path):

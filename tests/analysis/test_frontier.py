@@ -14,7 +14,7 @@ from kvstages.analysis.frontier import frontier
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> pd.DataFrame:
     folder = write_comparison(tmp_path_factory.mktemp("study")) / "frontier"
-    return frontier([folder / "joint.csv", folder / "bfloat16" / "joint.csv"])
+    return frontier([folder / "joint.csv", folder / "bfloat16" / "joint.csv"])[1]
 
 
 def test_families_by_falling_limit_in_each_arithmetic(table):
@@ -54,5 +54,5 @@ def test_an_excess_that_may_be_zero_has_no_reduction(tmp_path):
         policy_rows("exact-9B", [2e-6] * 4, "exact", limit=9),
     ]
     write_gappy(tmp_path / "joint.csv", pd.concat(rows))
-    row = frontier([tmp_path / "joint.csv"]).set_index("policy").loc["exact-9B"]
+    row = frontier([tmp_path / "joint.csv"])[1].set_index("policy").loc["exact-9B"]
     assert row["kl_reduction"] == pytest.approx(-1) and pd.isna(row["excess_reduction"])
