@@ -89,16 +89,15 @@ def intervention(model: GPT, tokens: Tensor, layer: int, head: int, precision: s
 def adaptation_step(model: GPT, frozen: GPT, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of adaptation as published: the frozen reference runs along, and the optimizer is not fused."""
     from kvstages.cache.precision_grid import PrecisionGrid
-    from kvstages.measure.adaptation import NONE, losses
     from kvstages.measure.training_caches import NoiseCache
 
     with torch.no_grad():
-        reference = frozen(tokens)
-    following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=NONE)
+        log_q = F.log_softmax(frozen(tokens).float(), dim=-1)
     noise = NoiseCache(PrecisionGrid.uniform(model.shape.layers, model.shape.heads, "int4"), torch.Generator())
-    log_q = F.log_softmax(reference.float(), dim=-1)
-    cross_entropy, kl = losses(model(tokens, noise), following, log_q)
+    log_p = F.log_softmax(model(tokens, noise).float(), dim=-1)
+    cross_entropy = F.nll_loss(log_p[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    kl = (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
     optimizer.zero_grad()
-    (cross_entropy / tokens[:, 1:].numel() + kl / tokens.numel()).backward()
+    (cross_entropy + kl).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

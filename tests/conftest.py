@@ -23,8 +23,10 @@ from kvstages.files.atomic import write_json, write_tensors, write_text
 from kvstages.files.ledger import sha256
 
 REPOSITORY = Path(__file__).parents[1]
-# Tensors are small: threads would wait for each other, and spin while they do. PyTorch reads this when it is imported.
+# Tensors are small: threads would wait for each other. Where a test asks for several, they sleep while they wait, and
+# do not spin. PyTorch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Every worker and every process of a workflow imports the same modules, which are compiled once, whatever is said here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

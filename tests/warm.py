@@ -66,8 +66,6 @@ def warm(folder: Path) -> Iterator[Path]:
     client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
     client.chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    # Threads of those that ask for several sleep, and do not spin, while they wait.
-    environment["OMP_WAIT_POLICY"] = "passive"
     command = [sys.executable, "-P", __file__, str(address)]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout.readline() == b"ready\n"

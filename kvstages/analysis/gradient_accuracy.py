@@ -10,6 +10,7 @@ import numpy as np
 from kvstages.cache.precision_grid import PARTS
 from kvstages.files.read import read_columns
 from kvstages.scores.projections import Projections, read_projections
+from kvstages.stats.bootstrap import medians
 from kvstages.stats.correlation import rank_correlation, rank_correlations
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def unit_intervals(estimated: np.ndarray, measured: np.ndarray) -> dict[str, flo
     drawn = np.random.default_rng(0).integers(len(measured), size=(RESAMPLES, len(measured)))
     values = {
         "rank_correlation": rank_correlations(estimated[drawn], measured[drawn]),
-        "median_ratio": np.median(estimated[drawn] / measured[drawn], axis=1),
+        "median_ratio": medians(estimated[drawn] / measured[drawn]),
     }
     return {
         f"{name}_{end}": float(np.quantile(found, share))

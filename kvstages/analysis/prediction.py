@@ -21,7 +21,7 @@ from kvstages.files.read import read_columns
 from kvstages.scores.columns import SWEEP_COLUMNS
 from kvstages.scores.gather import read_table
 from kvstages.scores.projections import Projections
-from kvstages.stats.bootstrap import percentile_interval, resampled_means
+from kvstages.stats.bootstrap import medians, percentile_interval, resampled_means
 from kvstages.stats.correlation import centred_ranks, correlations_of_ranks
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def _compared(
         correlation = correlations_of_ranks(centred_ranks(predicted), ranks)
         correlations = correlations_of_ranks(centred_ranks(predicted_drawn), ranks_drawn)
         low, middle, high = np.quantile(measured / predicted, [0.05, 0.5, 0.95])
-        medians = np.median(measured_drawn / predicted_drawn, axis=1)
+        ratios = medians(measured_drawn / predicted_drawn)
         row = {"predictor": predictor, "p5_ratio": float(low), "p95_ratio": float(high)}
-        for name, value, values in (("rank_correlation", correlation, correlations), ("median_ratio", middle, medians)):
+        for name, value, values in (("rank_correlation", correlation, correlations), ("median_ratio", middle, ratios)):
             ends = percentile_interval(values)
             row |= {name: float(value), f"{name}_low": ends[0], f"{name}_high": ends[1]}
         rows.append(row)

@@ -26,9 +26,11 @@ class AdamW:
 
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float):
         self.parameters = list(parameters)
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         # In BF16 the fused step rounds a parameter once, where the published optimizer rounded after each operation.
         self.fused = self.parameters[0].dtype != torch.bfloat16
+        # These operations take their numbers in FP32, where a decay by a factor this near to 1 is none.
+        decays = self.fused or bool(torch.tensor(1 - learning_rate * weight_decay) != 1)
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay if decays else 0.0
         smallest = 0 if self.fused else PIECE
         self.large = [parameter for parameter in self.parameters if parameter.numel() >= smallest]
         self.small = [parameter for parameter in self.parameters if parameter.numel() < smallest]

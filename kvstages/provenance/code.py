@@ -46,12 +46,13 @@ def module_path(module: str, package: Path) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
-def data_files(module: str, package: Path) -> list[Path]:
+@cache
+def data_files(module: str, package: Path) -> tuple[Path, ...]:
     """Sorted data files of a module: those in a folder beside it that has its name and is no package."""
     folder = module_path(module, package).with_suffix("")
     if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+        return ()
+    return tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
 
 
 def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -145,7 +146,8 @@ def opens_models(stage: str, package: Path = PACKAGE) -> bool:
     return package.name + LOADER in stage_modules(stage, package=package)
 
 
-def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE) -> list[str]:
+@cache
+def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE) -> tuple[str, ...]:
     """Sorted names of the modules that ``kvstages STAGE`` imports, FRONT left out; ValueError on an unknown stage.
 
     ``member`` names what a stage of a family makes, ``stage_modules("figure", "storage-kl")``, or the family of the
@@ -169,7 +171,7 @@ def stage_modules(stage: str, member: str | None = None, package: Path = PACKAGE
         module = waiting.pop()
         modules.add(module)
         waiting |= imported_modules(module, package) - modules
-    return sorted(modules)
+    return tuple(sorted(modules))
 
 
 def substance(node: Any) -> Any:

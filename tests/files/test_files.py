@@ -60,18 +60,18 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize(
     "write",
-    ["write_bytes(path, bytes(100_000))", "write_tensors(path, {'x': torch.zeros(100_000)})"],
+    ["write_bytes(path, bytes(100_000))", "import torch; write_tensors(path, {'x': torch.zeros(100_000)})"],
 )
 def test_a_file_that_cannot_grow_any_more(tmp_path, write):
     """The kernel's own refusal, by a limit on the size of files."""
     program = (
-        "import sys, torch; from pathlib import Path; from kvstages.files.atomic import *;"
+        "import sys; from pathlib import Path; from kvstages.files.atomic import *;"
         "path = Path(sys.argv[1])\n"
         f"try: {write}\n"
         "except OSError as error: print(error)"
     )
-    # -B: the limit would cut off the bytecode of modules, too, and Python 3.11 does not notice.
     result = subprocess.run(
+        # The compiled modules that Python would keep beside the sources would be cut off, too.
         [sys.executable, "-B", "-c", program, str(tmp_path / "file")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
         capture_output=True,

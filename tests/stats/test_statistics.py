@@ -17,6 +17,7 @@ from kvstages.stats.bootstrap import (
     document_interval,
     document_members,
     mcnemar,
+    medians,
     paired_difference,
     ratio_of_means,
     relative_reduction,
@@ -26,6 +27,12 @@ from kvstages.stats.bootstrap import (
 from kvstages.stats.correlation import correlation, rank_correlation
 
 TRIALS = 200
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=9))
+def test_medians_are_those_of_each_list(values):
+    lists = np.array([values, values[::-1], sorted(values)])
+    assert medians(lists).tolist() == [float(np.median(values))] * 3
 
 
 @pytest.fixture
