@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import start_up
+from benchmarks import start_up, workflow
 from kvstages.files.atomic import write_json, write_table
 from kvstages.provenance.environment import processor
 
@@ -104,6 +104,7 @@ def profile_rows() -> Iterator[Row]:
 TABLES = {
     "profile": profile_rows,
     "start-up": start_up.rows,
+    "workflow": workflow.rows,
     "sweep": sweep_rows,
     "study": study_rows,
     "adaptation": adaptation_rows,

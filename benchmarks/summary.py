@@ -93,6 +93,9 @@ def goals(folder: Path) -> pd.DataFrame:
             if one_pass:
                 add("sweep: share of matmul", of, 0.7, row["share of matmul"])
             add(f"sweep, {row['execution']}: peak memory, MB", of, 4096, row["peak memory MB"], most=True)
+    if "workflow" in tables:
+        shares = tables["workflow"].set_index("part")["share"]
+        add("default study: share of starting processes", "processor time", 0.1, shares["stages, starting"], most=True)
     if "adaptation" in tables:
         for _, row in tables["adaptation"].query("shape == 'full'").iterrows():
             add("step of adaptation: published time over ours", row["dtype"], 1.5, row["ratio"])
@@ -275,6 +278,10 @@ SECTIONS = {
     "start-up": (
         "Start-up: the processor time of each stage on a decoder of next to nothing",
         of_table("start-up", *PLACE),
+    ),
+    "workflow": (
+        "The default study as Snakemake makes it: where its processor time goes",
+        of_table("workflow", "processor_seconds", *PLACE),
     ),
     "sweep": ("The sweep: naive time over ours", speed_ups),
     "profile": (

@@ -43,6 +43,9 @@ from kvstages.models.decoder import Decoder
 Error = dict[tuple[str, str], Tensor]
 # Logits, their softmax, a probe's scores and their sign's product; three in FP64 on the way to the softmax.
 SCORE_COPIES = 10
+# Precisions whose errors are multiplied with the gradients at once: with so many the sums are those of one alone, to
+# the last digit; with more they may not be.
+PRODUCT_COLUMNS = 4
 
 
 class Timing(NamedTuple):
@@ -242,18 +245,19 @@ def project(
     changes = [(side, name) for side in PARTS for name in precisions]
     wrong = {change: torch.empty(layers, heads, blocks, dtype=torch.float64) for change in changes}
     for layer, both in enumerate(found.stored):
-        for index, name in enumerate(precisions):
-            error = read_back(both, name, layer, found.widths, contexts) - both
-            flat = error.flatten(2).unsqueeze(-1)
-            # Of keys and values together: those of one side alone would be copied first.
-            products = {
-                timing: (found.gradients[timing, layer].flatten(3) @ flat).squeeze(-1).permute(2, 0, 1).cpu().double()
-                for timing in {side[index] for side in which}
-            }
-            for side, rows in zip(which, (slice(0, heads), slice(heads, tensors)), strict=True):
-                projections[:, :, layer, rows, index] = products[side[index]][:, :, rows]
+        errors = []
+        for name in precisions:
+            errors.append(read_back(both, name, layer, found.widths, contexts) - both)
             for side in PARTS:
-                wrong[side, name][layer] = relative_error(error, both, side).cpu()
+                wrong[side, name][layer] = relative_error(errors[-1], both, side).cpu()
+        flat = torch.stack(errors, dim=-1).flatten(2, 3)
+        for side, rows in zip(which, (slice(0, heads), slice(heads, tensors)), strict=True):
+            for timing in set(side):
+                gradients = found.gradients[timing, layer, :, rows].flatten(3).contiguous()
+                alike = torch.tensor([index for index, place in enumerate(side) if place == timing])
+                for own in alike.split(PRODUCT_COLUMNS):
+                    product = gradients @ flat[:, rows][..., own]
+                    projections[:, :, layer, rows, own] = product.permute(2, 0, 1, 3).cpu().double()
     return projections, wrong
 
 

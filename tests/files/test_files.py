@@ -71,7 +71,8 @@ def test_a_file_that_cannot_grow_any_more(tmp_path, write):
         "except OSError as error: print(error)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "file")],
+        # The compiled modules that Python would keep beside the sources would be cut off, too.
+        [sys.executable, "-B", "-c", program, str(tmp_path / "file")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
         capture_output=True,
         text=True,
