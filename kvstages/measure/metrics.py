@@ -31,6 +31,16 @@ class Normalizer:
     largest: Tensor
     total: Tensor
 
+    @classmethod
+    def room(cls, *positions: int, device: torch.device) -> Normalizer:
+        """One that is still to be filled. Where logits come a slice of positions at a time, results that each slice
+        kept in memory of its own would lie between the slices' logits, and these would find no room again."""
+        return cls(*torch.empty(2, *positions, dtype=torch.float64, device=device))
+
+    def fill(self, where: tuple[slice, ...], other: Normalizer) -> None:
+        """Set that of some of the positions."""
+        self.largest[where], self.total[where] = other.largest, other.total
+
     def at(self, where: slice | tuple[slice, ...]) -> Normalizer:
         """That of some of the positions."""
         return Normalizer(self.largest[where], self.total[where])

@@ -96,12 +96,14 @@ def _measure_grids(
     for start in range(0, blocks, step):
         rows = slice(start, min(start + step, blocks))
         slices = position_slices(model, rows.stop - start, length, memory)
-        of_reference: dict[int, tuple[Normalizer, Tensor]] = {}
-        of_truth: dict[int, Normalizer] = {}
+        shape = rows.stop - start, length
+        of_reference, of_truth = (Normalizer.room(*shape, device=tokens.device) for _ in range(2))
+        top = torch.empty(shape, dtype=torch.long, device=tokens.device)
+        filled: set[int] = set()
         kept: dict[int, tuple[Tensor, Tensor | None]] = {}
         for done, (index, x) in enumerate(last_states(model, tokens[rows], grids, setting)):
             for positions in slices:
-                where = rows, positions
+                where, here = (rows, positions), (slice(None), positions)
                 if positions.start in kept:
                     other, exact = kept[positions.start]
                 else:
@@ -109,18 +111,19 @@ def _measure_grids(
                     exact = None if truth is None else truth[where].to(tokens.device)
                 if len(slices) == 1:
                     kept[positions.start] = other, exact
-                if positions.start not in of_reference:
-                    of_reference[positions.start] = normalizer(other), argmax(other)
+                if positions.start not in filled:
+                    filled.add(positions.start)
+                    of_reference.fill(here, normalizer(other))
+                    top[here] = argmax(other)
                     if exact is not None:
-                        of_truth[positions.start] = normalizer(exact)
-                normal, top = of_reference[positions.start]
+                        of_truth.fill(here, normalizer(exact))
                 logits = model.logits(x[:, positions])
-                compared = [(other, normal), *([] if exact is None else [(exact, of_truth[positions.start])])]
+                compared = [(other, of_reference.at(here)), *([] if exact is None else [(exact, of_truth.at(here))])]
                 found, own = divergences_and_normalizer(logits, compared)
                 for values, distance in zip((kl, from_truth), found, strict=False):
                     values[index][where] = distance.cpu()
                 entropy[index][where] = own.cross_entropy(target_logits(logits, following[where])).cpu()
-                agrees[index][where] = (argmax(logits) == top).cpu()
+                agrees[index][where] = (argmax(logits) == top[here]).cpu()
             progress((start + (rows.stop - start) * (done + 1) / len(grids)) / blocks)
     # The last position of a block predicts no token of it.
     averaged = kl, from_truth, agrees.double(), entropy[:, :, :-1]

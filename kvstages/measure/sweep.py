@@ -191,7 +191,8 @@ class Reference:
         size = x.shape[0] * x.shape[1] * model.shape.vocabulary * model.dtype.itemsize
         self.keeps = size <= memory // 4
         self.logits: dict[int, Tensor] = {}
-        self.normalizers: dict[int, Normalizer] = {}
+        self.normalizer = Normalizer.room(*x.shape[:2], device=x.device)
+        self.filled: set[int] = set()
 
     def at(self, positions: slice) -> tuple[Tensor, Normalizer]:
         """Logits [B, t, V] and their normalizer [B, t]."""
@@ -200,9 +201,11 @@ class Reference:
             logits = self.model.logits(self.x[:, positions])
         if self.keeps:
             self.logits[positions.start] = logits
-        if positions.start not in self.normalizers:
-            self.normalizers[positions.start] = normalizer(logits)
-        return logits, self.normalizers[positions.start]
+        here = slice(None), positions
+        if positions.start not in self.filled:
+            self.filled.add(positions.start)
+            self.normalizer.fill(here, normalizer(logits))
+        return logits, self.normalizer.at(here)
 
 
 class Watched:
