@@ -47,11 +47,17 @@ def forget(paths: Iterable[Path]) -> None:
 
 def transfer(source: Path, target: Path) -> None:
     """The same file under another name, which may be taken; a copy where the file system has no links."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.link")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError:
-        shutil.copy2(source, temporary)
-    os.replace(temporary, target)
+    while True:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(source, temporary)
+            except OSError:
+                shutil.copy2(source, temporary)
+            return os.replace(temporary, target)
+        except (FileNotFoundError, FileExistsError):
+            # Another job ended at this very moment, and removed the folder because it was empty.
+            if not source.exists() or (target.parent.exists() and not target.parent.is_dir()):
+                raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from kvstages.cli import main
 from kvstages.commands.arguments import lines, together
 from kvstages.commands.planning import plan
 from kvstages.commands.several import AGAIN
-from kvstages.files import ledger
+from kvstages.files import finished, ledger
 from kvstages.provenance.code import stage_digest
 
 NAMES = ("a", "b", "c")
@@ -112,13 +113,13 @@ def test_what_a_failed_job_had_finished_is_not_made_again(working: Path) -> None
     Path("source/b").unlink()
     result = several(*NAMES)
     assert result.exit_code == 1 and result.output == "Error: source/b: no such file\n"
-    finished = writings()
-    assert set(finished) == {"a"}
+    made = writings()
+    assert set(made) == {"a"}
     Path("results/s/a").unlink()
     Path("source/b").write_text("b")
     Path("source/a").unlink()  # it could not be made again
     assert several(*NAMES).exit_code == 0
-    assert writings()["a"] == finished["a"]
+    assert writings()["a"] == made["a"]
     assert not Path(".ledger/finished").exists()
 
 
@@ -129,3 +130,27 @@ def test_other_versions_of_packages_make_files_again(working: Path, monkeypatch:
     monkeypatch.setattr("kvstages.provenance.code.stage_packages", lambda *names: {"python": "0"})
     assert several(*NAMES).exit_code == 0
     assert not set(writings().values()) & set(before.values())
+
+
+def test_jobs_that_end_at_once_do_not_remove_each_others_folders(working: Path) -> None:
+    """Each puts a file aside and forgets it, in the same folder, which it removes where it is empty."""
+
+    def job(name: str) -> None:
+        for _ in range(300):
+            finished.put_aside([Path("source", name)])
+            assert finished.aside(Path("source", name)).read_text() == name
+            finished.forget([Path("source", name)])
+
+    with ThreadPoolExecutor(len(NAMES)) as jobs:
+        list(jobs.map(job, NAMES))
+    assert not finished.FOLDER.exists()
+
+
+def test_a_file_that_cannot_be_put_aside_is_said(working: Path) -> None:
+    Path(".ledger").mkdir()
+    finished.FOLDER.write_text("no folder")
+    with pytest.raises(OSError, match="finished"):
+        finished.put_aside([Path("source/a")])
+    finished.FOLDER.unlink()
+    with pytest.raises(FileNotFoundError, match="source/none"):
+        finished.put_aside([Path("source/none")])
