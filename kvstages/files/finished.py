@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from kvstages.files import ledger
@@ -35,29 +34,18 @@ def put_back(path: Path) -> None:
 
 
 def forget(paths: Iterable[Path]) -> None:
-    """The job has ended: its files need no keeping."""
+    """The job has ended: its files need no keeping. Their folders stay, for another job may be about to use them."""
     for path in paths:
         aside(path).unlink(missing_ok=True)
-        for folder in aside(path).parents:
-            if folder == FOLDER.parent:
-                break
-            with suppress(OSError):  # not empty, or never there
-                folder.rmdir()
 
 
 def transfer(source: Path, target: Path) -> None:
     """The same file under another name, which may be taken; a copy where the file system has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.link")
-    while True:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(source, temporary)
-            except OSError:
-                shutil.copy2(source, temporary)
-            return os.replace(temporary, target)
-        except (FileNotFoundError, FileExistsError):
-            # Another job ended at this very moment, and removed the folder because it was empty.
-            if not source.exists() or (target.parent.exists() and not target.parent.is_dir()):
-                raise
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copy2(source, temporary)
+    os.replace(temporary, target)
