@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -232,8 +233,17 @@ def gradients_panels(table: pd.DataFrame) -> Figure:
 def markdown(table: pd.DataFrame) -> str:
     """A table of few digits."""
     rows = [list(table.columns), ["---"] * len(table.columns)]
-    rows += [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in table.to_numpy()]
+    rows += [list(map(written, row)) for row in table.to_numpy()]
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def written(cell: object) -> str:
+    """A number in three digits, or as a whole one where it has more before the point; nothing for one that is not."""
+    if not isinstance(cell, float):
+        return str(cell)
+    if math.isnan(cell):
+        return ""
+    return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
 
 
 def draw(folder: Path) -> None:
