@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from models import random_model, random_tokens
-from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvstages.cache.interventions import read_back
@@ -73,17 +72,16 @@ def stored(model, tokens):
 
 def second_order(model, tokens, many, timing=PLAIN[0]) -> np.ndarray:
     """½ · δᵀ F δ of each block [n, B], mean over its positions: δ is the derivative of the logits along each of
-    ``many`` changes [L, B, 2H, T, D] by forward-mode differentiation, F the exact diag(q) − q qᵀ."""
-    together = torch.cat(many, dim=1)
-
-    def logits(scale):
-        return model(tokens.repeat(len(many), 1), Shifted(model, [scale * own for own in together], timing))
-
-    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    # The fused attention has no forward-mode derivative.
+    ``many`` changes [L, B, 2H, T, D], F the exact diag(q) − q qᵀ."""
+    together, scale = torch.cat(many, dim=1), torch.zeros((), dtype=torch.float64, requires_grad=True)
+    # Of the fused attention there is no second derivative.
     with sdpa_kernel(SDPBackend.MATH):
-        found, delta = jvp(logits, (zero,), (one,))
-    q = found.softmax(dim=-1)
+        logits = model(tokens.repeat(len(many), 1), Shifted(model, [scale * own for own in together], timing))
+    # The derivative of a weighted sum of logits is linear in the weights, and that by a weight is its logit's.
+    weights = torch.ones_like(logits, requires_grad=True)
+    (along,) = torch.autograd.grad((weights * logits).sum(), scale, create_graph=True)
+    (delta,) = torch.autograd.grad(along, weights)
+    q = logits.detach().softmax(dim=-1)
     exact = (q * delta.square()).sum(dim=-1) - (q * delta).sum(dim=-1).square()
     return (exact.mean(dim=1) / 2).unflatten(0, (len(many), -1)).numpy()
 
@@ -172,8 +170,7 @@ def test_a_policy_with_its_interactions_is_the_exact_second_order_term(studied, 
 
 def test_the_scores_have_the_covariance_of_the_fisher_matrix():
     logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores = Scores(logits)
-    drawn = torch.stack([scores.draw(each) for each in draws(10_000, range(1), 3)])[:, 0].flatten(1)
+    drawn = Scores(logits.repeat(10_000, 1, 1)).draw(draws(10_000, range(1), 3)[:, 0]).flatten(1)
     q = logits[0].softmax(dim=-1)
     expected = torch.block_diag(*(torch.diag(own) - torch.outer(own, own) for own in q))
     assert torch.allclose(drawn.T @ drawn / len(drawn), expected, atol=0.02)
