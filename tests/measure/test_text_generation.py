@@ -63,7 +63,7 @@ def test_stepwise_they_are_those_of_a_plain_cache_token_by_token():
 @pytest.mark.parametrize("prefill", PREFILLS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_of_a_decoder_of_hugging_faces_they_are_those_of_generate(family, prefill):
-    model = huggingface_models.model(family)
+    model = huggingface_models.shared(family)
     decoder = HuggingFaceDecoder(model, family, 32, "the limit")
     grid = PrecisionGrid.uniform(3, decoder.shape.heads, "int3")
     prompts = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
