@@ -82,6 +82,7 @@ def shared(family: str, dtype: torch.dtype = torch.float64) -> transformers.PreT
     return model(family, dtype)
 
 
+@cache
 def decoder(family: str, dtype: torch.dtype = torch.float64) -> HuggingFaceDecoder:
     """The same, opened for measuring."""
     return HuggingFaceDecoder(shared(family, dtype), family, 32, "the limit")

@@ -72,7 +72,9 @@ def test_one_pass_equals_token_by_token(monkeypatch, name, width):
     backwards = []
     original = Codec.turn_back
     monkeypatch.setattr(Codec, "turn_back", lambda self, x: backwards.append(x.shape[2]) or original(self, x))
-    for working_copy in (True, False):
+    # Without a rotation what is read back is what it would be anyway: once is enough.
+    rotated = any(precision(name).method(side).rotation for side in "kv")
+    for working_copy in (False, True)[: 1 + rotated]:
         assert torch.allclose(steps(packed(working_copy, True), width, turned), expected, rtol=0, atol=1e-10)
     # What is rotated back is one output a step, never the past.
     assert set(backwards) <= {1}

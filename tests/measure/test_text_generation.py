@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import huggingface_models
-import jsonschema
 import pandas as pd
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
+from dictionaries import schema, validator
 from models import identified, identity_of, random_model, random_tokens
 from plain_cache import PlainCache
 
@@ -27,7 +26,6 @@ from kvstages.models.decoder import CausalCache
 from kvstages.models.huggingface import HuggingFaceDecoder
 from kvstages.policies.making import policy_record
 
-SCHEMA = Path(__file__).parents[2] / "workflow" / "schemas" / "generation.schema.yaml"
 GRID = PrecisionGrid((("int4", "int3"), ("bf16", "int2"), ("int8", "int4")), (("int2", "int4"),) * 3)
 TOKENS = 8
 
@@ -112,11 +110,10 @@ def generate(*more: object) -> tuple[int, str]:
 
 def test_the_stage_compares_policies_and_a_control(folder):
     assert generate("--prompts", 6, "--tokens", 5) == (0, "")
-    schema = yaml.safe_load(SCHEMA.read_text())
     table = pd.read_csv("c.csv")
-    assert list(table) == schema["required"]
+    assert list(table) == schema("generation")["required"]
     for row in table.to_dict("records"):
-        jsonschema.validate(row, schema)
+        validator("generation").validate(row)
     assert len(table) == 2 * 3 * 6 and set(table["prompt_tokens"]) == {7}
     means = table.groupby(["prefill", "policy"])["same"].mean()
     assert means["exact", "bf16"] == means["stepwise", "bf16"] == 5
