@@ -127,14 +127,14 @@ def test_one_set_of_gradients_scores_schemes_that_store_at_different_times():
         for side, part in enumerate("kv"):
             timing = Timing.of(precision(name).method(part))
             spread_of = spread(found.parts(part)) / (2 * found.tokens)
-            for layer in range(LAYERS):
-                for head in range(HEADS):
-                    change = change_of(kept, layer, head, part, name)
-                    (exact,) = second_order(model, tokens, [change], timing)
-                    off.append((found.kl(part)[:, layer, head, index] - exact) / spread_of[:, layer, head, index])
-                    row = kept[layer][:, head + side * HEADS]
-                    wrong = change[layer][:, head + side * HEADS].square().sum((1, 2)) / row.square().sum((1, 2))
-                    assert torch.allclose(error[part, name][layer, head], wrong)
+            units = [*product(range(LAYERS), range(HEADS))]
+            changes = [change_of(kept, layer, head, part, name) for layer, head in units]
+            many = second_order(model, tokens, changes, timing)
+            for (layer, head), change, exact in zip(units, changes, many, strict=True):
+                off.append((found.kl(part)[:, layer, head, index] - exact) / spread_of[:, layer, head, index])
+                row = kept[layer][:, head + side * HEADS]
+                wrong = change[layer][:, head + side * HEADS].square().sum((1, 2)) / row.square().sum((1, 2))
+                assert torch.allclose(error[part, name][layer, head], wrong)
     off = np.concatenate(off)
     assert np.abs(off).max() < 5 and 0.4 < np.sqrt(np.mean(off**2)) < 1.8
 
