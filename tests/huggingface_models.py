@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,16 @@ def model(family: str, dtype: torch.dtype = torch.float64, **changed: Any) -> tr
     return made.eval().requires_grad_(False)
 
 
+@cache
+def shared(family: str, dtype: torch.dtype = torch.float64) -> transformers.PreTrainedModel:
+    """The same, made once: for tests that change nothing of it."""
+    return model(family, dtype)
+
+
+@cache
 def decoder(family: str, dtype: torch.dtype = torch.float64) -> HuggingFaceDecoder:
     """The same, opened for measuring."""
-    return HuggingFaceDecoder(model(family, dtype), family, 32, "the limit")
+    return HuggingFaceDecoder(shared(family, dtype), family, 32, "the limit")
 
 
 def save(folder: Path, family: str = "llama", **settings: Any) -> Path:

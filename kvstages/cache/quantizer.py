@@ -10,6 +10,7 @@ zero.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,17 +76,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         codes = torch.nn.functional.pad(codes, (0, missing))
     fields = (codes.view(torch.uint8) & (2**bits - 1)).unflatten(-1, (-1, per_word))
     if word_bytes > 1:
-        fields = fields.to(_word_dtype(word_bytes))
+        places = _places(bits, codes.device)
+        words = (fields.to(places.dtype) << places).sum(dim=-1, dtype=places.dtype)
+        return words.unsqueeze(-1).view(torch.uint8)[..., :word_bytes].flatten(-2)[..., :width]
     words = fields[..., 0]
     for index in range(1, per_word):
         words = words | (fields[..., index] << (bits * index))
-    if word_bytes == 1:
-        return words
-    return (
-        torch.stack([words >> (8 * i) & 0xFF for i in range(word_bytes)], dim=-1)
-        .to(torch.uint8)
-        .flatten(-2)[..., :width]
-    )
+    return words
 
 
 def unpack(packed: Tensor, bits: int, head_dim: int) -> Tensor:
@@ -100,17 +97,17 @@ def unpack(packed: Tensor, bits: int, head_dim: int) -> Tensor:
         words = packed.to(torch.int16)
         words.bitwise_or_(words << 4).bitwise_and_(0x0F0F).bitwise_xor_(0x0808)
         return words.view(torch.int8).sub_(8)[..., :head_dim]
+    # Shifting a field to the top of a signed word and back down again extends its sign.
     if word_bytes == 1:
         words = packed.view(torch.int8)
-    else:
-        whole = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % word_bytes)).unflatten(-1, (-1, word_bytes))
-        words = whole[..., 0].to(_word_dtype(word_bytes))
-        for index in range(1, word_bytes):
-            words = words | (whole[..., index].to(words.dtype) << (8 * index))
-    # Shifting a field to the top of a signed word and back down again extends its sign.
-    top = words.element_size() * 8
-    fields = [(words << (top - bits * (index + 1))) >> (top - bits) for index in range(per_word)]
-    return torch.stack(fields, dim=-1).flatten(-2)[..., :head_dim].to(torch.int8)
+        fields = [(words << (8 - bits * (index + 1))) >> (8 - bits) for index in range(per_word)]
+        return torch.stack(fields, dim=-1).flatten(-2)[..., :head_dim]
+    places = _places(bits, packed.device)
+    top = 8 * places.itemsize
+    whole = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % word_bytes)).unflatten(-1, (-1, word_bytes))
+    words = torch.nn.functional.pad(whole, (0, places.itemsize - word_bytes)).view(places.dtype)
+    fields = (words << (top - bits - places)) >> (top - bits)
+    return fields.flatten(-2)[..., :head_dim].to(torch.int8)
 
 
 def _word(bits: int) -> tuple[int, int]:
@@ -119,11 +116,14 @@ def _word(bits: int) -> tuple[int, int]:
     return 8 // shared, bits // shared
 
 
-def _word_dtype(word_bytes: int) -> torch.dtype:
-    """An integer that holds a word of several bytes."""
+@cache
+def _places(bits: int, device: torch.device) -> Tensor:
+    """Where in a word of several bytes each of its codes begins, in bits, as an integer that holds a word."""
     import torch
 
-    return torch.int32 if word_bytes <= 4 else torch.int64
+    per_word, word_bytes = _word(bits)
+    dtype = torch.int32 if word_bytes <= 4 else torch.int64
+    return bits * torch.arange(per_word, dtype=dtype, device=device)
 
 
 def reconstruct(x: Tensor, levels: int | Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -205,20 +205,13 @@ class HuggingFaceDecoder(Known):
         return None
 
     def rotary(self, layer: int) -> Rotary | None:
-        """Read off the cosines and sines that the library hands to the layer; None where it hands none, or where pairs
-        are neither half the turned channels apart nor neighbours."""
-        handed = self._note(torch.zeros(1, 2, dtype=torch.long, device=self.device), 0)[0][layer].others
-        if not isinstance(handed.get(POSITIONS), tuple):
-            return None
-        cosine, sine = (each[0].double().cpu() for each in handed[POSITIONS])
-        factor = float(cosine[0, 0])
-        angles = torch.atan2(sine[1], cosine[1])
-        half = len(angles) // 2
-        if torch.equal(angles[:half], angles[half:]):
-            return Rotary(angles[:half], False, factor)
-        if torch.equal(angles[::2], angles[1::2]):
-            return Rotary(angles[::2], True, factor)
-        return None
+        return self._rotary[layer]
+
+    @cached_property
+    def _rotary(self) -> list[Rotary | None]:
+        """Of each layer, read off the cosines and sines that the library hands to it (``turning``)."""
+        calls, _ = self._note(torch.zeros(1, 2, dtype=torch.long, device=self.device), 0)
+        return [turning(call.others.get(POSITIONS)) for call in calls]
 
     def pack(self) -> HuggingFaceDecoder:
         """The same decoder: the layers' products are the library's, so nothing is made faster."""
@@ -321,6 +314,22 @@ class HuggingFaceDecoder(Known):
             error = (self.logits(x) - expected).abs().max() / expected.abs().max()
             if not error < TOLERANCE[self.dtype]:
                 raise Refused(f"run layer by layer, {way}, its logits differ by {float(error):.1g} from the library's")
+
+
+def turning(handed: Any) -> Rotary | None:
+    """The rotary embedding whose cosines and sines [B, T, 2 pairs] of the positions 0, 1, ... a layer is handed; None
+    where it is handed none, or where pairs are neither half the turned channels apart nor neighbours."""
+    if not isinstance(handed, tuple):
+        return None
+    cosine, sine = (each[0].double().cpu() for each in handed)
+    factor = float(cosine[0, 0])
+    angles = torch.atan2(sine[1], cosine[1])
+    half = len(angles) // 2
+    if torch.equal(angles[:half], angles[half:]):
+        return Rotary(angles[:half], False, factor)
+    if torch.equal(angles[::2], angles[1::2]):
+        return Rotary(angles[::2], True, factor)
+    return None
 
 
 def as_it_is(both: Tensor, layer: int, start: int) -> Tensor:

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from kvstages.cache.precisions import BITS, MAX_CODES, QUANTIZED, packed_width, stored_bytes
 from kvstages.cache.quantizer import choose_scale, dequantize, neighbour, pack, quantize, reconstruct, unpack
+from kvstages.cache.schemes import INTEGER_BITS
 
 vectors = hnp.arrays(
     np.float32, st.integers(1, 33), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_nan=False)
@@ -33,17 +34,16 @@ def by_hand(x: np.ndarray, levels: int) -> tuple[np.float16, list[int], list[flo
     return scale, codes, values
 
 
-@pytest.mark.parametrize("precision", MAX_CODES)
 @given(x=vectors)
-def test_codes_and_values_are_those_of_the_definition(precision, x):
-    levels = MAX_CODES[precision]
+def test_codes_and_values_are_those_of_the_definition(x):
     tensor = torch.from_numpy(x)
-    scale, codes, values = by_hand(x, levels)
-    stored = choose_scale(tensor)
-    quantized = quantize(tensor, stored, levels)
-    assert stored.dtype == torch.float16 and float(stored) == float(scale)
-    assert quantized.dtype == torch.int8 and quantized.tolist() == codes
-    assert dequantize(quantized, stored, levels, torch.float32).tolist() == values
+    for levels in MAX_CODES.values():
+        scale, codes, values = by_hand(x, levels)
+        stored = choose_scale(tensor)
+        quantized = quantize(tensor, stored, levels)
+        assert stored.dtype == torch.float16 and float(stored) == float(scale)
+        assert quantized.dtype == torch.int8 and quantized.tolist() == codes
+        assert dequantize(quantized, stored, levels, torch.float32).tolist() == values
 
 
 @given(x=hnp.arrays(np.float32, 16, elements=st.floats(-100, 100, width=32)))
@@ -90,28 +90,25 @@ def test_a_tensor_of_levels_quantizes_heads_of_mixed_precision_as_apart():
         assert torch.equal(together[:, :, head], reconstruct(x[:, :, head], m))
 
 
-@pytest.mark.parametrize("precision", QUANTIZED)
-@given(data=st.data(), rows=st.integers(1, 4), head_dim=st.integers(1, 35))
-def test_every_precision_packs_into_its_bits_and_unpacks(precision, data, rows, head_dim):
-    m = MAX_CODES[precision]
-    codes = torch.from_numpy(data.draw(hnp.arrays(np.int8, (rows, head_dim), elements=st.integers(-m, m))))
-    packed = pack(codes, BITS[precision])
-    assert packed.dtype == torch.uint8
-    assert (
-        packed.shape == (rows, math.ceil(head_dim * BITS[precision] / 8)) == (rows, packed_width(precision, head_dim))
-    )
-    assert torch.equal(unpack(packed, BITS[precision], head_dim), codes)
-
-
-@pytest.mark.parametrize("precision", QUANTIZED)
-@given(data=st.data(), head_dim=st.integers(1, 35))
-def test_packed_codes_are_a_little_endian_stream_of_fields(precision, data, head_dim):
+@given(numbers=hnp.arrays(np.int8, st.tuples(st.integers(1, 4), st.integers(1, 35)), elements=st.integers(-128, 127)))
+def test_codes_of_any_bits_are_a_little_endian_stream_of_fields_and_unpacked(numbers):
     """Bit by bit: code i takes bits i·b to (i + 1)·b of the bytes read as one little-endian number; the rest is 0."""
-    bits, m = BITS[precision], MAX_CODES[precision]
-    codes = data.draw(st.lists(st.integers(-m, m), min_size=head_dim, max_size=head_dim))
-    packed = pack(torch.tensor(codes, dtype=torch.int8), bits)
-    stream = sum((code % 2**bits) << (bits * index) for index, code in enumerate(codes))
-    assert int.from_bytes(bytes(packed.tolist()), "little") == stream
+    for bits in INTEGER_BITS:
+        # The lower bits of each number, as what they say in two's complement.
+        codes = torch.from_numpy(numbers << (8 - bits) >> (8 - bits))
+        packed = pack(codes, bits)
+        assert packed.dtype == torch.uint8 and packed.shape == (len(codes), math.ceil(codes.shape[1] * bits / 8))
+        for row, found in zip(codes.tolist(), packed.tolist(), strict=True):
+            stream = sum((code % 2**bits) << (bits * index) for index, code in enumerate(row))
+            assert int.from_bytes(bytes(found), "little") == stream
+        assert torch.equal(unpack(packed, bits, codes.shape[1]), codes)
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_the_width_of_a_packed_vector_is_that_of_its_bits(precision):
+    for head_dim in range(1, 36):
+        packed = pack(torch.zeros(head_dim, dtype=torch.int8), BITS[precision])
+        assert len(packed) == packed_width(precision, head_dim)
 
 
 def test_int4_stands_low_nibble_first_in_twos_complement_with_a_zero_nibble_at_an_odd_end():
@@ -142,12 +139,12 @@ def test_bytes_of_a_token_of_one_heads_keys_or_values(precision, head_dim, expec
     assert stored_bytes(precision, "k", head_dim, 1)[:2] == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @given(x=hnp.arrays(np.float64, 9, elements=st.floats(-1e30, 1e30).filter(lambda v: abs(v) > 1e-30 or v == 0)))
-def test_a_neighbour_is_the_next_value_of_its_dtype_on_one_side(dtype, x):
-    stored = torch.from_numpy(x).to(dtype)
-    moved = neighbour(stored.double(), dtype)
-    above, below = (torch.nextafter(stored, torch.full_like(stored, end)) for end in (math.inf, -math.inf))
-    # Zero's neighbour is the smallest number there is, on its own side.
-    assert ((moved == above) | (moved == below)).all()
-    assert torch.equal(neighbour(moved, dtype), stored.double())
+def test_a_neighbour_is_the_next_value_of_its_dtype_on_one_side(x):
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        stored = torch.from_numpy(x).to(dtype)
+        moved = neighbour(stored.double(), dtype)
+        above, below = (torch.nextafter(stored, torch.full_like(stored, end)) for end in (math.inf, -math.inf))
+        # Zero's neighbour is the smallest number there is, on its own side.
+        assert ((moved == above) | (moved == below)).all()
+        assert torch.equal(neighbour(moved, dtype), stored.double())

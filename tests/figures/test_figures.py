@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -72,46 +74,68 @@ def draw(name: str, study: Path, output: Path) -> pd.DataFrame:
     return pd.read_csv(output.with_suffix(".csv"))
 
 
+def draw_again(name: str, table: pd.DataFrame, output: Path) -> Figure:
+    """Draw a figure from its CSV alone."""
+    types = {"seed": "Int64"} if name == "adaptation" else {}
+    figures = []
+
+    def kept(given: pd.DataFrame) -> Figure:
+        figures.append(DRAW[name](given))
+        return figures[0]
+
+    write_figure(output, table.astype(types), kept)
+    return figures[0]
+
+
+@contextmanager
+def without(*pictures: str) -> Iterator[None]:
+    """Figures are laid out and written without pictures of some kinds, each of which takes as long as the layout."""
+    with pytest.MonkeyPatch.context() as patch:
+        for picture in pictures:
+            patch.setattr(f"kvstages.figures.style.{picture}", lambda figure: b"drawn")
+        yield
+
+
 @pytest.fixture(scope="module")
 def drawn(study, tmp_path_factory):
+    """Every figure drawn by its command, with few resampled blocks: the .svg and the numbers of its CSV."""
     folder = tmp_path_factory.mktemp("figures")
-    return {name: (folder / f"{name}.svg", draw(name, study, folder / f"{name}.svg")) for name in DRAW}
+    with without("png"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
+        return {name: (folder / f"{name}.svg", draw(name, study, folder / f"{name}.svg")) for name in DRAW}
 
 
 @pytest.fixture(scope="module")
 def again(drawn, tmp_path_factory):
-    """Every figure drawn once more, from its CSV: the .svg and the figure itself, in the order of ``DRAW``."""
-    folder, figures = tmp_path_factory.mktemp("again"), []
-    for name, (_, table) in drawn.items():
-        types = {"seed": "Int64"} if name == "adaptation" else {}
-        write_figure(
-            folder / f"{name}.svg", table.astype(types), lambda given, name=name: keep(figures, DRAW[name](given))
-        )
-    return {name: (folder / f"{name}.svg", figure) for name, figure in zip(drawn, figures, strict=True)}
-
-
-def keep(figures: list[Figure], figure: Figure) -> Figure:
-    figures.append(figure)
-    return figure
+    """Every figure drawn once more, from its CSV: the .svg and the figure itself; neither is to be changed."""
+    folder = tmp_path_factory.mktemp("again")
+    paths = {name: folder / f"{name}.svg" for name in DRAW}
+    with without("png"):
+        return {name: (path, draw_again(name, drawn[name][1], path)) for name, path in paths.items()}
 
 
 @pytest.mark.parametrize("name", DRAW)
 def test_same_bytes_again_and_from_the_csv_alone(name, drawn, again):
-    for suffix in (".svg", ".png", ".csv"):
+    for suffix in (".svg", ".csv"):
         first, second = (figures[name][0].with_suffix(suffix) for figures in (drawn, again))
         assert first.read_bytes() == second.read_bytes(), suffix
 
 
+def test_same_pixels_again_and_from_the_csv_alone(study, tmp_path):
+    """Of one figure. Those of all of a study are compared where it is run twice (test_workflow.py)."""
+    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
+    draw_again("storage-kl", draw("storage-kl", study, first), second)
+    assert first.with_suffix(".png").read_bytes() == second.with_suffix(".png").read_bytes()
+    assert first.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", DRAW)
 def test_no_date_and_no_version_inside(name, drawn):
+    """Of pixels: test_workflow.py."""
     path, _ = drawn[name]
     svg = path.read_text()
     assert svg.startswith("<?xml")
     assert not re.search(r"<dc:date>|Matplotlib v", svg)
-    png = path.with_suffix(".png").read_bytes()
-    assert png.startswith(b"\x89PNG")
-    assert b"tEXt" not in png
-    assert b"tIME" not in png
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +143,18 @@ def small(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("small"), layers=2, heads=2, budgets=("0.01",))
 
 
-@pytest.mark.parametrize("name", DRAW)
-def test_small_study_with_one_budget(name, small, tmp_path, monkeypatch):
-    """As a picture of one kind, with few resampled blocks."""
-    monkeypatch.setattr("kvstages.figures.style.png", lambda figure: b"drawn")
-    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
-    draw(name, small, tmp_path / f"{name}.svg")
+# What other figures show, write_study makes up alike whatever the size: of a small study they would be the same again.
+OF_HEADS_AND_POLICIES = [
+    *("sensitivity", "floor", "gradients"),
+    *("allocation", "greedy-path", "storage-kl", "kl-by-position", "kl-distribution"),
+]
+
+
+@pytest.mark.parametrize("name", OF_HEADS_AND_POLICIES)
+def test_small_study_with_one_budget(name, small, tmp_path):
+    """As a picture of one kind."""
+    with without("png"):
+        draw(name, small, tmp_path / f"{name}.svg")
     assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
     assert (tmp_path / f"{name}.png").read_bytes() == b"drawn"
 
@@ -136,10 +166,8 @@ def test_sensitivity_numbers(drawn):
         assert part["mean_kl"].tolist() == [value for layer in grid for value in layer]
 
 
-def test_cells_of_domains_hold_ratio_interval_and_kl_and_darken_with_the_ratio(drawn):
-    _, table = drawn["domains"]
-    with style():
-        figure = domains.draw(table)
+def test_cells_of_domains_hold_ratio_interval_and_kl_and_darken_with_the_ratio(drawn, again):
+    (_, table), (_, figure) = drawn["domains"], again["domains"]
     first = figure.axes[0]
     assert first.get_title(loc="left") == "policies of 5bits" and len(table) == 32
     said = [text.get_text() for text in first.texts]
@@ -165,11 +193,9 @@ def test_no_two_lines_of_generated_text_look_alike_where_policies_coincide_in_on
         assert len(axes.lines) == len(looks) == count
 
 
-def test_sensitivity_marks_scores_below_their_floor(drawn):
-    _, table = drawn["sensitivity"]
+def test_sensitivity_marks_scores_below_their_floor(drawn, again):
+    (_, table), (_, figure) = drawn["sensitivity"], again["sensitivity"]
     assert table["below_floor"].tolist() == (table["mean_kl"] < FLOOR).astype(int).tolist()
-    with style():
-        figure = sensitivity.draw(table)
     corners = [len(axes.patches) for axes in figure.axes if axes.get_title(loc="left")]
     assert corners == [38, 11]
     assert figure.legends[0].texts[0].get_text().startswith("below its floor: 49 of 192 scores")
@@ -208,13 +234,12 @@ def test_sensitivity_of_whole_layers(tmp_path):
     assert set(sensitivity.numbers(tmp_path / "both.csv")["part"]) == {"kv"}
 
 
-def test_allocation_draws_coinciding_policies_once(drawn):
-    _, table = drawn["allocation"]
+def test_allocation_draws_coinciding_policies_once(drawn, again):
+    (_, table), (_, figure) = drawn["allocation"], again["allocation"]
     own = table[table["policy"] == "greedy-0.01"]
     for side in ("keys", "values"):
         assert own[side].value_counts().to_dict() == {"int4": 70, "int8": 19, "bf16": 7}
-    with style():
-        titles = [axes.get_title(loc="left") for axes in allocation.draw(table).axes if axes.get_visible()]
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
     titles = [title.replace("\xa0", " ") for title in titles]
     assert titles == ["greedy 0.01\n7 BF16, 19 INT8, 70 INT4", "greedy 0.05, 0.1, 0.25, 0.5\n96 INT4"]
 
@@ -391,10 +416,9 @@ def test_a_legend_takes_as_many_columns_as_fit():
     assert len({round(text.get_window_extent().x0) for text in legend.texts}) == 2  # columns
 
 
-def test_equal_bytes_draws_every_random_policy(drawn):
-    _, table = drawn["equal-bytes"]
-    with style():
-        axes = equal_bytes.draw(table).axes[0]
+def test_equal_bytes_draws_every_random_policy(drawn, again):
+    (_, table), (_, figure) = drawn["equal-bytes"], again["equal-bytes"]
+    axes = figure.axes[0]
     dots = max(axes.lines, key=lambda line: len(line.get_xdata()))
     random = table[(table["recipe"] == "random") & (table["budget"] == 0.01)]
     assert len(random) == 12
@@ -402,17 +426,15 @@ def test_equal_bytes_draws_every_random_policy(drawn):
     assert axes.get_yticklabels()[-1].get_text() == "random (12)"
 
 
-def test_frontier_draws_families_as_lines_and_uniform_policies_by_name(drawn):
-    _, table = drawn["frontier"]
+def test_frontier_draws_families_as_lines_and_uniform_policies_by_name(drawn, again):
+    (_, table), (_, figure) = drawn["frontier"], again["frontier"]
     assert table["panel"].drop_duplicates().tolist() == ["KL, FP32", "KL, BF16", "excess KL, BF16"]
     for _, own in table.groupby("panel"):
         assert own["recipe"].drop_duplicates().tolist() == ["uniform", "published", "exact", "exact-split-low"]
     for _, own in table.groupby(["panel", "recipe"]):
         assert own["total_bytes"].is_monotonic_decreasing
-    with style():
-        every = frontier.draw(table).axes
-    axes = every[0]
-    assert [axes.get_title(loc="left") for axes in every] == ["KL, FP32", "KL, BF16", "excess KL, BF16"]
+    axes = figure.axes[0]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["KL, FP32", "KL, BF16", "excess KL, BF16"]
     lines = {line.get_label(): line for line in axes.lines}
     exact = table[(table["recipe"] == "exact") & (table["panel"] == "KL, FP32")]
     assert lines["exact"].get_xdata().tolist() == (exact["total_bytes"] / 1024).tolist()
@@ -421,17 +443,15 @@ def test_frontier_draws_families_as_lines_and_uniform_policies_by_name(drawn):
     assert {text.get_text() for text in axes.texts} == {"BF16", "INT8", "INT4", "INT2"}
 
 
-def test_less_kl_along_the_frontier_shows_what_the_arithmetic_hides(drawn):
+def test_less_kl_along_the_frontier_shows_what_the_arithmetic_hides(drawn, again):
     """In made-up BF16 arithmetic every policy has the same floor: it hides the differences, the excess shows them."""
-    _, table = drawn["frontier-reduction"]
+    (_, table), (_, figure) = drawn["frontier-reduction"], again["frontier-reduction"]
     panels = ["KL, FP32", "KL, BF16", "excess KL, FP32", "excess KL, BF16"]
     assert table["panel"].drop_duplicates().tolist() == panels and set(table["over"]) == {"documents"}
     exact = table[table["recipe"] == "exact"].pivot(index="limit", columns="panel", values="reduction")
     largest = exact.index.max()
     assert exact.loc[largest, "KL, FP32"] > 0.2 > 0.01 > exact.loc[largest, "KL, BF16"]
     assert exact["excess KL, BF16"].tolist() == pytest.approx(exact["KL, FP32"].tolist(), rel=1e-3)
-    with style():
-        figure = frontier_reduction.draw(table)
     assert [axes.get_title(loc="left") for axes in figure.axes] == panels
     line = next(line for line in figure.axes[0].lines if line.get_label() == "exact")
     assert sorted(line.get_ydata().tolist()) == sorted(exact["KL, FP32"].tolist())
@@ -439,13 +459,12 @@ def test_less_kl_along_the_frontier_shows_what_the_arithmetic_hides(drawn):
     assert "published" not in {line.get_label() for axes in figure.axes for line in axes.lines}
 
 
-def test_proxy_joint_numbers(study, drawn):
-    _, table = drawn["proxy-joint"]
+def test_proxy_joint_numbers(drawn, again):
+    (_, table), (_, figure) = drawn["proxy-joint"], again["proxy-joint"]
     assert table["sensitivity"].drop_duplicates().tolist() == ["measured-float32", "measured-bfloat16"]
     assert (table["ratio"] == table["mean_kl"] / table["proxy"]).all()
     assert set(table["set"]) == {"0.01", "0.04", "frontier"}
-    with style():
-        axes = proxy_joint.draw(table).axes
+    axes = figure.axes
     exact = next(line for line in axes[0].lines if line.get_label() == "exact")
     own = table[(table["allocator"] == "exact") & (table["sensitivity"] == "measured-float32")]
     assert exact.get_xdata().tolist() == own["proxy"].tolist() and exact.get_ydata().tolist() == own["mean_kl"].tolist()
@@ -458,10 +477,9 @@ def test_proxy_joint_numbers(study, drawn):
     assert random.get_zorder() < min(line.get_zorder() for line in named.values())
 
 
-def test_every_arm_has_a_mark_at_its_tick(drawn):
-    _, table = drawn["adaptation"]
-    with style():
-        axes = adaptation.draw(table.astype({"seed": "Int64"})).axes[0]
+def test_every_arm_has_a_mark_at_its_tick(again):
+    _, figure = again["adaptation"]
+    axes = figure.axes[0]
     ticks = dict(zip([label.get_text() for label in axes.get_yticklabels()], axes.get_yticks(), strict=True))
     marks = [line for line in axes.lines if line.get_marker() == "o"]
     assert sorted(line.get_ydata()[0] for line in marks) == sorted(ticks.values())

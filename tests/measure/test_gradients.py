@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from models import random_model, random_tokens
-from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvstages.cache.interventions import read_back
@@ -32,6 +33,15 @@ PLAIN = (Timing(),)
 
 def model_and_tokens():
     return random_model(LAYERS, HEADS, 5, vocab=17, dtype=torch.float64), random_tokens(2, 7, vocab=17)
+
+
+@pytest.fixture(scope="module")
+def studied():
+    """The decoder, its tokens, what each layer's cache holds of them [L, B, 2H, T, D], and projections of the published
+    precisions."""
+    model, tokens = model_and_tokens()
+    values, _ = window_projections(model, tokens, QUANTIZED, PROBES, MEMORY)
+    return model, tokens, stored(model, tokens), Projections(values.numpy(), QUANTIZED, tokens.shape[1])
 
 
 class Shifted(BlockCache):
@@ -60,20 +70,20 @@ def stored(model, tokens):
     return torch.stack(cache.stored)
 
 
-def second_order(model, tokens, change, timing=PLAIN[0]) -> np.ndarray:
-    """½ · δᵀ F δ of each block [B], mean over its positions: δ is the derivative of the logits along ``change``
-    [L, B, 2H, T, D] by forward-mode differentiation, F the exact diag(q) − q qᵀ."""
-
-    def logits(scale):
-        return model(tokens, Shifted(model, [scale * own for own in change], timing))
-
-    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    # The fused attention has no forward-mode derivative.
+def second_order(model, tokens, many, timing=PLAIN[0]) -> np.ndarray:
+    """½ · δᵀ F δ of each block [n, B], mean over its positions: δ is the derivative of the logits along each of
+    ``many`` changes [L, B, 2H, T, D], F the exact diag(q) − q qᵀ."""
+    together, scale = torch.cat(many, dim=1), torch.zeros((), dtype=torch.float64, requires_grad=True)
+    # Of the fused attention there is no second derivative.
     with sdpa_kernel(SDPBackend.MATH):
-        found, delta = jvp(logits, (zero,), (one,))
-    q = found.softmax(dim=-1)
+        logits = model(tokens.repeat(len(many), 1), Shifted(model, [scale * own for own in together], timing))
+    # The derivative of a weighted sum of logits is linear in the weights, and that by a weight is its logit's.
+    weights = torch.ones_like(logits, requires_grad=True)
+    (along,) = torch.autograd.grad((weights * logits).sum(), scale, create_graph=True)
+    (delta,) = torch.autograd.grad(along, weights)
+    q = logits.detach().softmax(dim=-1)
     exact = (q * delta.square()).sum(dim=-1) - (q * delta).sum(dim=-1).square()
-    return (exact.mean(dim=1) / 2).numpy()
+    return (exact.mean(dim=1) / 2).unflatten(0, (len(many), -1)).numpy()
 
 
 def change_of(kept, layer, head, part, name):
@@ -90,19 +100,15 @@ def spread(a) -> np.ndarray:
     return np.square(a).std(axis=0, ddof=1) / np.sqrt(len(a))
 
 
-def test_every_unit_is_unbiased_within_the_spread_of_its_probes():
-    model, tokens = model_and_tokens()
-    kept = stored(model, tokens)
-    values, _ = window_projections(model, tokens, QUANTIZED, PROBES, MEMORY)
-    found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
+def test_every_unit_is_unbiased_within_the_spread_of_its_probes(studied):
+    model, tokens, kept, found = studied
+    units = [*product(range(LAYERS), range(HEADS), enumerate(QUANTIZED))]
     off = []
     for part in PARTS:
         error = spread(found.parts(part)) / (2 * found.tokens)
-        for layer in range(LAYERS):
-            for head in range(HEADS):
-                for index, name in enumerate(QUANTIZED):
-                    exact = second_order(model, tokens, change_of(kept, layer, head, part, name))
-                    off.append((found.kl(part)[:, layer, head, index] - exact) / error[:, layer, head, index])
+        changes = [change_of(kept, layer, head, part, name) for layer, head, (_, name) in units]
+        for (layer, head, (index, _)), exact in zip(units, second_order(model, tokens, changes), strict=True):
+            off.append((found.kl(part)[:, layer, head, index] - exact) / error[:, layer, head, index])
     off = np.concatenate(off)
     # Not one of them beyond what chance gives, and no common bias.
     assert np.abs(off).max() < 5 and 0.4 < np.sqrt(np.mean(off**2)) < 1.8
@@ -121,14 +127,14 @@ def test_one_set_of_gradients_scores_schemes_that_store_at_different_times():
         for side, part in enumerate("kv"):
             timing = Timing.of(precision(name).method(part))
             spread_of = spread(found.parts(part)) / (2 * found.tokens)
-            for layer in range(LAYERS):
-                for head in range(HEADS):
-                    change = change_of(kept, layer, head, part, name)
-                    exact = second_order(model, tokens, change, timing)
-                    off.append((found.kl(part)[:, layer, head, index] - exact) / spread_of[:, layer, head, index])
-                    row = kept[layer][:, head + side * HEADS]
-                    wrong = change[layer][:, head + side * HEADS].square().sum((1, 2)) / row.square().sum((1, 2))
-                    assert torch.allclose(error[part, name][layer, head], wrong)
+            units = [*product(range(LAYERS), range(HEADS))]
+            changes = [change_of(kept, layer, head, part, name) for layer, head in units]
+            many = second_order(model, tokens, changes, timing)
+            for (layer, head), change, exact in zip(units, changes, many, strict=True):
+                off.append((found.kl(part)[:, layer, head, index] - exact) / spread_of[:, layer, head, index])
+                row = kept[layer][:, head + side * HEADS]
+                wrong = change[layer][:, head + side * HEADS].square().sum((1, 2)) / row.square().sum((1, 2))
+                assert torch.allclose(error[part, name][layer, head], wrong)
     off = np.concatenate(off)
     assert np.abs(off).max() < 5 and 0.4 < np.sqrt(np.mean(off**2)) < 1.8
 
@@ -141,37 +147,30 @@ def test_a_scheme_without_delay_has_the_same_projections_whatever_else_is_scored
 
 
 @pytest.mark.parametrize("unit", ["head", "keys-values"])
-def test_a_policy_with_its_interactions_is_the_exact_second_order_term(unit):
-    model, tokens = model_and_tokens()
-    kept = stored(model, tokens)
+def test_a_policy_with_its_interactions_is_the_exact_second_order_term(studied, unit):
+    model, tokens, kept, found = studied
     grid = PrecisionGrid((("int4", "bf16"), ("int8", "int2")), (("int3", "int4"), ("bf16", "int4")))
     change = torch.zeros_like(kept)
     for layer in range(LAYERS):
         for row, name in enumerate(grid.row(layer)):
             change[layer][:, row] = read_back(kept[layer], name, layer)[:, row] - kept[layer][:, row]
-    values, _ = window_projections(model, tokens, QUANTIZED, PROBES, MEMORY)
-    found = Projections(values.numpy(), QUANTIZED, tokens.shape[1])
-    exact = second_order(model, tokens, change)
-    error = spread(found.of_policy(grid).sum(axis=(2, 3))) / (2 * found.tokens)
-    assert (np.abs(found.joint_kl(grid) - exact) < 4 * error).all() and (error < 0.15 * exact).all()
-    parts = {"head": ("kv",), "keys-values": ("k", "v")}[unit]
-    alone = 0
-    for part in parts:
+    apart = []
+    for part in {"head": ("kv",), "keys-values": ("k", "v")}[unit]:
         for layer in range(LAYERS):
             for head in range(HEADS):
-                own = change[layer].clone()
-                change_alone = torch.zeros_like(change)
+                apart.append(torch.zeros_like(change))
                 for side, row in (("k", head), ("v", HEADS + head)):
                     if side in part:
-                        change_alone[layer][:, row] = own[:, row]
-                alone = alone + second_order(model, tokens, change_alone)
-    assert np.allclose(found.additive_kl(grid, unit), alone, rtol=0.2)
+                        apart[-1][layer][:, row] = change[layer][:, row]
+    exact, *alone = second_order(model, tokens, [change, *apart])
+    error = spread(found.of_policy(grid).sum(axis=(2, 3))) / (2 * found.tokens)
+    assert (np.abs(found.joint_kl(grid) - exact) < 4 * error).all() and (error < 0.15 * exact).all()
+    assert np.allclose(found.additive_kl(grid, unit), sum(alone), rtol=0.2)
 
 
 def test_the_scores_have_the_covariance_of_the_fisher_matrix():
     logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores = Scores(logits)
-    drawn = torch.stack([scores.draw(each) for each in draws(10_000, range(1), 3)])[:, 0].flatten(1)
+    drawn = Scores(logits.repeat(10_000, 1, 1)).draw(draws(10_000, range(1), 3)[:, 0]).flatten(1)
     q = logits[0].softmax(dim=-1)
     expected = torch.block_diag(*(torch.diag(own) - torch.outer(own, own) for own in q))
     assert torch.allclose(drawn.T @ drawn / len(drawn), expected, atol=0.02)

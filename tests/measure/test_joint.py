@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
-from conftest import REPOSITORY
+from dictionaries import schema
 from models import all_logits, identified, identity_of, random_model, random_tokens
 from score_tables import random_table
 
@@ -30,7 +29,6 @@ from kvstages.policies.recipes import Recipe, equal_bytes
 from kvstages.policies.record import read_policies
 
 MEMORY = 1 << 30
-SCHEMAS = REPOSITORY / "workflow" / "schemas"
 RECIPES = [
     Recipe("exact", "exact", random_table(3, 2, ("int8", "int4"), widths=(8, 8), tokens=12)),
     Recipe("split", "exact", random_table(3, 2, QUANTIZED, "keys-values", widths=(8, 8), tokens=12)),
@@ -52,6 +50,7 @@ def test_policies_together_measure_what_each_does_alone(execution, dtype):
     reference = all_logits(model, tokens, dense_grid(model), setting)
     table = measure(model, tokens, SET["policies"], reference, setting, MEMORY)
     assert list(table) == JOINT_COLUMNS and len(table["policy"]) == 3 * len(SET["policies"])
+    agrees = {}
     for index, policy in enumerate(SET["policies"]):
         rows = slice(3 * index, 3 * index + 3)
         assert table["policy"][rows] == [policy["policy"]] * 3 and table["block"][rows] == [0, 1, 2]
@@ -61,9 +60,6 @@ def test_policies_together_measure_what_each_does_alone(execution, dtype):
         assert np.mean(table["agreement"][rows]) == pytest.approx(figures["agreement"])
         assert np.mean(table["cross_entropy"][rows]) == pytest.approx(figures["cross_entropy"])
         assert table["mean_kl"][3 * index] == pytest.approx(np.mean(positions["kl"][:12]), rel=1e-9)
-    agrees = {}
-    for policy in SET["policies"]:
-        positions = evaluate(model, tokens, policy, reference, setting, MEMORY)[1]
         agrees[policy["policy"]] = positions["agrees"].reshape(3, 12).astype(bool)
     first = agrees[SET["policies"][0]["policy"]]
     for row, name in enumerate(table["policy"]):
@@ -194,8 +190,7 @@ def test_the_stages_measure_against_reference_and_truth_and_name_documents(input
     kept = Path("joint.csv").read_bytes()
     assert run(*measured, "--truth", "truth.safetensors", "--without", "random") == (0, "")
     assert Path("joint.csv").read_bytes() == kept
-    schema = yaml.safe_load((SCHEMAS / "joint.schema.yaml").read_text())
-    assert set(pd.read_csv("joint.csv", nrows=0).columns) == set(schema["required"])
+    assert set(pd.read_csv("joint.csv", nrows=0).columns) == set(schema("joint")["required"])
     for words, said in (
         (["--reference", "truth.safetensors"], "truth.safetensors: computed with cache exact, not None"),
         (["--reference", "reference.safetensors", "--truth", "reference.safetensors"], "with cache None, not exact"),

@@ -21,13 +21,13 @@ from kvstages.models.checkpoints import save_model
 from kvstages.policies.budgets import Budget
 from kvstages.policies.making import policy_record
 
-# Narrow, with so large a vocabulary that the logits of two blocks (128 MB in FP32) are far above the memory that stages
+# Narrow, with so large a vocabulary that the logits of two blocks (72 MB in FP32) are far above the memory that stages
 # are given, and with what is computed from them far above all that they may take.
-VOCABULARY, BLOCK, MEMORY_MB = 65_536, 256, 24
+VOCABULARY, BLOCK, HEAD_DIM, MEMORY_MB = 36_864, 256, 4, 24
 # Beside it: weights as they are read, laid out anew, and trained (with gradients and two averages), and what libraries
 # keep for themselves.
-WEIGHTS = 2 * VOCABULARY * 16 * 4
-BESIDE = 8 * WEIGHTS + (64 << 20)
+WEIGHTS = 2 * VOCABULARY * 2 * HEAD_DIM * 4
+BESIDE = 8 * WEIGHTS + (40 << 20)
 # Runs stages one after the other, each in a copy of one process, whose data may grow by so many bytes once libraries
 # are imported: what a stage leaves in pieces is no matter of the next. What each says, and its exit status,
 # is in the file of its limit.
@@ -58,7 +58,7 @@ for limit, arguments in json.load(sys.stdin):
 def folder(tmp_path_factory):
     """A decoder of one layer and two heads, two blocks of tokens, and a policy."""
     folder = tmp_path_factory.mktemp("large-vocabulary")
-    model = random_model(1, 2, 8, vocab=VOCABULARY, context=BLOCK)
+    model = random_model(1, 2, HEAD_DIM, vocab=VOCABULARY, context=BLOCK)
     save_model(folder / "model.safetensors", model.config, model.state_dict())
     write_tensors(folder / "windows.safetensors", {"validation": random_tokens(2, BLOCK, VOCABULARY)}, {"block": BLOCK})
     grid = PrecisionGrid.uniform(1, 2, "int4")
@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
         grid,
         0.5,
         1,
-        (8, 8),
+        (HEAD_DIM, HEAD_DIM),
         BLOCK,
         unit="head",
         ladder=BITS,
@@ -105,7 +105,7 @@ def stages(memory_mb: int) -> list[list[str]]:
 
 ENOUGH, PLENTY = (MEMORY_MB << 20) + BESIDE, 1 << 40
 # Reading, laying out and multiplying fail in libraries of their own, each with its own words for it.
-TOO_FEW = [megabytes << 20 for megabytes in (4, 12, 20, 28)]
+TOO_FEW = [megabytes << 20 for megabytes in (1, 5, 8, 14)]
 
 
 @pytest.fixture(scope="module")

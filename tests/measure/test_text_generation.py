@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import huggingface_models
-import jsonschema
 import pandas as pd
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
+from dictionaries import schema, validator
 from models import identified, identity_of, random_model, random_tokens
 from plain_cache import PlainCache
 
@@ -27,7 +26,6 @@ from kvstages.models.decoder import CausalCache
 from kvstages.models.huggingface import HuggingFaceDecoder
 from kvstages.policies.making import policy_record
 
-SCHEMA = Path(__file__).parents[2] / "workflow" / "schemas" / "generation.schema.yaml"
 GRID = PrecisionGrid((("int4", "int3"), ("bf16", "int2"), ("int8", "int4")), (("int2", "int4"),) * 3)
 TOKENS = 8
 
@@ -63,7 +61,7 @@ def test_stepwise_they_are_those_of_a_plain_cache_token_by_token():
 @pytest.mark.parametrize("prefill", PREFILLS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_of_a_decoder_of_hugging_faces_they_are_those_of_generate(family, prefill):
-    model = huggingface_models.model(family)
+    model = huggingface_models.shared(family)
     decoder = HuggingFaceDecoder(model, family, 32, "the limit")
     grid = PrecisionGrid.uniform(3, decoder.shape.heads, "int3")
     prompts = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -112,11 +110,10 @@ def generate(*more: object) -> tuple[int, str]:
 
 def test_the_stage_compares_policies_and_a_control(folder):
     assert generate("--prompts", 6, "--tokens", 5) == (0, "")
-    schema = yaml.safe_load(SCHEMA.read_text())
     table = pd.read_csv("c.csv")
-    assert list(table) == schema["required"]
+    assert list(table) == schema("generation")["required"]
     for row in table.to_dict("records"):
-        jsonschema.validate(row, schema)
+        validator("generation").validate(row)
     assert len(table) == 2 * 3 * 6 and set(table["prompt_tokens"]) == {7}
     means = table.groupby(["prefill", "policy"])["same"].mean()
     assert means["exact", "bf16"] == means["stepwise", "bf16"] == 5

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
-import yaml
 from click.testing import CliRunner
+from dictionaries import validator
 from models import random_model
 from score_tables import published_table, random_table, write_sensitivities
 
@@ -21,7 +20,6 @@ from kvstages.policies.allocators import ALLOCATORS
 from kvstages.policies.budgets import Budget
 from kvstages.policies.recipes import Recipe, equal_bytes, frontier_policies, parse_recipe
 
-SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 NATS = Budget(0.01, "nats")
 
 
@@ -213,13 +211,12 @@ RECIPES = ("--recipe", "published=greedy:b:head:int8,int4", "--recipe", "kv=exac
 def test_the_stage_writes_a_set(folder, words):
     assert candidates(*words) == (0, "")
     record = read_json(folder / "set.json")
-    jsonschema.validate(record, yaml.safe_load((SCHEMAS / "policy-set.schema.yaml").read_text()))
+    validator("policy-set").validate(record)
     assert record["tokens"] == 12 and record["sources"]["b"] == {"execution": "one-pass", "compute_dtype": "float32"}
-    policy_schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
     for policy in record["policies"]:
         shared = {key: value for key, value in policy.items() if key not in ("recipe", "limit")}
         identity = {key: record[key] for key in ("schema_version", "model", "schemes", "provenance")}
-        jsonschema.validate({**shared, **record["sources"][policy["sensitivity"]], **identity}, policy_schema)
+        validator("policy").validate({**shared, **record["sources"][policy["sensitivity"]], **identity})
     if "--budget" in words:
         assert len(record["policies"]) == 2 + 5 + 7 and record["draws"][0]["count"] == 30
         assert record["policies"][0]["sensitivity"] == "b" and record["budget"] == "0.001"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import jsonschema
 import pytest
-import yaml
+from dictionaries import schema, validator
 from published import PUBLISHED
 from score_tables import published_table, random_table
 
@@ -20,7 +17,6 @@ from kvstages.policies.making import STEP_COLUMNS, allocated_policy, uniform_pol
 from kvstages.policies.names import ALLOCATORS
 
 OF_SHAPE = ModelIdentity(GPTConfig(64, 16, 16, 3, 2).shape, "a" * 64)
-SCHEMAS = Path(__file__).parents[2] / "workflow" / "schemas"
 
 
 def test_the_record_of_the_published_mixed_policy():
@@ -49,17 +45,16 @@ def test_every_record_and_path_is_what_its_schema_says(allocator):
     table = random_table(3, 2, QUANTIZED, "keys-values")
     limit = int(table.sizes[:, 3].sum())
     record, steps = allocated_policy("p", allocator, Budget(limit, "bytes"), table, seed=5)
-    schema = yaml.safe_load((SCHEMAS / "policy.schema.yaml").read_text())
+    policy, step = schema("policy"), schema("steps")
     of_file = identity_record(OF_SHAPE.as_record(), table.ladder, {table.source: "0" * 64})
-    assert [*of_file, *record, "execution", "compute_dtype"] == schema["required"] == list(schema["properties"])
-    jsonschema.validate({**of_file, **record, "execution": "one-pass", "compute_dtype": "float32"}, schema)
+    assert [*of_file, *record, "execution", "compute_dtype"] == policy["required"] == list(policy["properties"])
+    validator("policy").validate({**of_file, **record, "execution": "one-pass", "compute_dtype": "float32"})
     assert record["budget_in"] == "bytes" and limit - 10_000 < record["bytes"]["total"] <= limit
     assert record["seed"] == (5 if allocator == "at-random" else None)
     assert sum(record["tensors"].values()) == 12 and list(record["tensors"]) == list(BITS)
-    schema = yaml.safe_load((SCHEMAS / "steps.schema.yaml").read_text())
-    assert list(steps) == schema["required"] == list(schema["properties"])
+    assert list(steps) == step["required"] == list(step["properties"])
     for row in zip(*steps.values(), strict=True):
-        jsonschema.validate(dict(zip(steps, row, strict=True)), schema)
+        validator("steps").validate(dict(zip(steps, row, strict=True)))
     assert bool(steps["step"]) == (allocator not in ("exact", "at-random")) and record["proxy_steps"] == len(
         steps["step"]
     )

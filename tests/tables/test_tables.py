@@ -191,7 +191,8 @@ COMPARISON = ["equal-bytes", "frontier", "proxy-joint"]
 
 
 @pytest.mark.parametrize("name", COMPARISON)
-def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, study, tmp_path):
+def test_tables_of_the_comparison_say_what_they_show_and_the_same_again(name, study, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvstages.stats.bootstrap.RESAMPLES", 100)
     _, page = make(name, study, tmp_path / "table.html", "--title", "Speeches")
     for note in (
         "<h1>Speeches: ", PROXY, NOT_FASTER, "the scales of one cache of one block at batch 1",

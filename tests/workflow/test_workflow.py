@@ -330,6 +330,14 @@ def test_two_runs_from_scratch_give_the_same_checksums(finished: Project, tmp_pa
     assert verify(second.parent)[0] == []
 
 
+def test_no_date_and_no_version_in_pictures_of_pixels(finished: Project) -> None:
+    pictures = list((finished.folder / "results" / "small" / "figures").glob("*.png"))
+    assert len(pictures) > 10
+    for picture in pictures:
+        written = picture.read_bytes()
+        assert written.startswith(b"\x89PNG") and b"tEXt" not in written and b"tIME" not in written, picture
+
+
 def test_another_thread_count_is_within_the_documented_tolerance(finished: Project, tmp_path: Path) -> None:
     """Of a sweep, gradients, an adaptation and an evaluation, whose sums then add up in another order."""
     copy = finished.copy(tmp_path / "copy")
