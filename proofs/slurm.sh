@@ -172,7 +172,7 @@ for folder in Path("/proc").glob("[0-9]*"):
         if not marks <= set((folder / "environ").read_text(errors="replace").split("\0")):
             continue
         all_of_job.append(folder.name)
-        if (folder / "cmdline").read_text(errors="replace").startswith("python\0-m\0kvstages\0"):
+        if "\0-m\0kvstages\0" in (folder / "cmdline").read_text(errors="replace"):
             stage.append(folder.name)
         parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
         if (Path("/proc") / parent / "comm").read_text().strip() == "slurmstepd":
