@@ -40,7 +40,7 @@ SETTINGS = {
     "ONEDNN_MAX_CPU_ISA=AVX2": ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, 1),
 }
 # The rooms whose tests run a decoder or a cache.
-MEASURING = ("cache", "models", "measure")
+MEASURING = ("analysis", "cache", "commands", "measure", "models", "policies")
 
 
 def failing_tests(environment: dict[str, str], threads: int) -> int | str:
