@@ -22,7 +22,6 @@ from kvstages.cli import main
 from kvstages.files.atomic import write_tensors
 from kvstages.files.read import read_arrays
 from kvstages.models.checkpoints import save_model
-from kvstages.provenance.tolerances import tolerance
 from kvstages.scores.columns import SCORED, SENSITIVITY_COLUMNS
 from kvstages.scores.projections import TENSOR, Projections, read_projections, record_of
 from kvstages.scores.table import read_scores
@@ -138,10 +137,10 @@ def test_the_table_of_gradients_is_one_that_allocators_read(study):
     whole, measured = (measured[(measured["part"] == "layer") == own].reset_index(drop=True) for own in (True, False))
     assert len(whole) == 3 * len(QUANTIZED) and (whole["head"] == 0).all()
     assert table[key].equals(measured[key])
-    # Both round the same keys, added up in another order on some processors: a few then go to the next value of BF16.
-    relative, _ = tolerance("mean", bfloat16=False)
-    expected = pytest.approx(measured["reconstruction_error"].to_numpy(), rel=relative)
-    assert table["reconstruction_error"].to_numpy() == expected
+    # Both round the same keys, added up in another order on some processors: a few of the 640 numbers of a head then go
+    # to the next value of BF16, whose step is about as long as INT8's and far shorter than the others'.
+    moved = (table["reconstruction_error"] / measured["reconstruction_error"] - 1).abs()
+    assert (moved < table["precision"].eq("int8").map({True: 0.01, False: 0.002})).all()
     assert set(table["source"]) == {"gradients"} and (table["below_floor"] == 0).all()
     assert table[["floor_kl", "bf16_step_kl"]].isna().all(axis=None) and (table["standard_error"] > 0).all()
     shape = random_model(3, 2, 8).shape
